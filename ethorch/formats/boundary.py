@@ -51,7 +51,7 @@ class Codes:
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Quantize the float inputs with an entry in ``codes``."""
+    """Quantize each float input that has an entry in ``codes``."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
         if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):

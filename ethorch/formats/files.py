@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file by renaming a temporary file."""
+    """Write a file atomically: write a temporary file and rename it."""
     target = Path(path)
     partial = _temporary(target.parent, target.name)
     try:
@@ -22,12 +22,10 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], obsolete: Iterable[str] = ()) -> None:
-    """Write all files of a folder or none. Other files in the folder are kept.
-
-    Files are written to a temporary folder and then renamed. If a rename fails, the previous files are restored.
+    """Write all files of a folder, or none if a write fails. Other files in the folder are not changed.
 
     Args:
-        contents: Bytes of each file, by its path inside the folder.
+        contents: Bytes of each file, keyed by the path inside the folder.
         obsolete: Glob patterns of files to remove, such as those of an earlier write.
 
     Raises:
@@ -59,7 +57,6 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
 
 
 def _move_files(temporary: Path, target: Path, contents: Iterable[str], obsolete: Iterable[str]) -> None:
-    """Move new files to the target and replaced files to ``temporary/old``, or change nothing."""
     with contextlib.ExitStack() as undo:
 
         def move(source: Path, destination: Path) -> None:

@@ -101,7 +101,7 @@ class Table:
             raise self.reader.error(what, f"is not text: {raw[:40]!r}") from None
 
     def texts(self, field: int, what: str) -> list[str]:
-        """Return a vector of strings, empty if it is absent."""
+        """Return a vector of strings, or an empty list if the field is absent."""
         if not self.has(field):
             return []
         start, count = self._vector(field, 4, what)

@@ -66,7 +66,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, by default ``forward`` or the first. Raise HostError for unknown methods."""
+    """Return ``method``, or by default ``forward`` or the first method. Raise HostError if the method does not exist."""
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
@@ -147,7 +147,7 @@ class _Reader(Buffer):
         return bytes(self.segments[self._index(index, len(self.segments), what, "segment")])
 
     def _constants(self, root: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
-        """Return the contents of constant tensors, which are in the flatbuffer before ExecuTorch 0.4."""
+        # Before ExecuTorch 0.4, constants were stored in the flatbuffer.
         if root.has(2) and root.length(2, "constant buffer"):
             return (b"", *(entry.blob(0, entry.what) for entry in list(root.tables(2, "constant buffer"))[1:]))
         entry = root.table(5, "constant segment")

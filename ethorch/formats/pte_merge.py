@@ -81,8 +81,6 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
 
 
 class _Contents:
-    """Deduplicated constants and initial values."""
-
     def __init__(self) -> None:
         self.constants: list[bytes | memoryview] = [b""]
         self.mutable: list[bytes | memoryview] = [b""]
@@ -101,7 +99,7 @@ class _Contents:
         return replace(value, data=self._constants[data])
 
     def add_initial(self, program: Program, value: Value) -> int:
-        """Store an initial value and return its index, or 0 without one."""
+        """Store an initial value and return its index, or return 0 if there is no initial value."""
         if not value.data:
             return 0
         data = bytes(program.mutable[0 if value.extra is None else value.extra.segment][value.data])
@@ -112,8 +110,6 @@ class _Contents:
 
 
 class _Buffers:
-    """Locations of the buffers, ``size`` bytes in total."""
-
     def __init__(self) -> None:
         self.size = 0
         self._placed: dict[str, tuple[str, Value]] = {}

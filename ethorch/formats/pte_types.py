@@ -135,7 +135,7 @@ class Delegate:
 
     @property
     def payload(self) -> DelegatePayload:
-        """The blob of an Ethos-U delegate, parsed. Raises PayloadError for other blobs."""
+        """The parsed blob of an Ethos-U delegate. Raises PayloadError for other blobs."""
         return DelegatePayload.unpack(self.blob, self.named)
 
 

@@ -70,8 +70,6 @@ def _align(size: int, alignment: int) -> int:
 
 
 class _Writer:
-    """Writer of one file. Methods that write a table or vector return its builder offset."""
-
     def __init__(self) -> None:
         self.builder = flatbuffers.Builder(1 << 16)
         self.segments: list[bytes] = []
@@ -110,7 +108,6 @@ class _Writer:
         return self.block(struct.pack(f"<{len(items)}{kind}", *items), len(items), size, size)
 
     def block(self, data: bytes, count: int, item_bytes: int, alignment: int) -> int:
-        """Write a vector of serialized items at once, which is faster than one item at a time."""
         b = self.builder
         self.make_room(len(data) + alignment + 16)
         b.StartVector(item_bytes, count, alignment)
@@ -119,7 +116,6 @@ class _Writer:
         return int(b.EndVector())
 
     def make_room(self, size: int) -> None:
-        """Reserve space for a large blob, which the builder would double and copy repeatedly."""
         b = self.builder
         if b.head < size:
             more = max(size, len(b.Bytes))

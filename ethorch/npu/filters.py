@@ -175,7 +175,7 @@ class Streams:
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
-        """Split a fast stream by core. Trailing values are dropped, because streams are padded to 32 bytes."""
+        # Padding to 32 bytes can add trailing values.
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
             raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
@@ -201,10 +201,7 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
 
 
 def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
-    """Sum |weight| over groups of K in [O, K]. Return int32[O, groups] and the group size.
-
-    A single group is used if no sum can exceed ``most``.
-    """
+    # A single group is used if no sum can exceed ``most``.
     taps = weights.shape[1]
     if taps * -LEAST_WEIGHT <= most:
         return np.abs(weights, dtype=np.int16).sum(axis=1, dtype=np.int32, keepdims=True), max(1, taps)
@@ -216,11 +213,7 @@ def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
 
 
 def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
-    """Return ranges of K whose sums are at most ``most`` and therefore exact in float32, or () if float64 is faster.
-
-    Args:
-        sums: Sums of |weight| over groups of ``step`` taps, [O, groups].
-    """
+    # Returns () if float64 is faster than partial float32 sums.
     if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)
     starts = [0]

@@ -200,7 +200,6 @@ _Follow = Callable[[Sequence[_Step], Bytes], tuple[list[_Use], set[int]]]
 def _uses(
     follow: _Follow, steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window]
 ) -> tuple[list[_Use], tuple[bool, ...]]:
-    """Return the accesses that can be redirected, and whether each window can be moved completely."""
     left, uses = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
     while left:
         marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window whose data a byte contains, else 0
@@ -222,7 +221,6 @@ def _mark(marks: Bytes, window: Window, mark: int) -> bool:
 
 
 def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track inputs forward. Return their uses, and the windows that a read contains only in part."""
     uses, whose = list[_Use](), marks.copy()
     for at, step in enumerate(steps):
         for runs, seen in _operands(step, marks, step.prepared.reads, step.reads):
@@ -236,7 +234,6 @@ def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[in
 
 
 def _of_outputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track outputs backward. Return their uses, and the windows that a write contains only in part."""
     uses, whose = list[_Use](), marks.copy()
     for at in reversed(range(len(steps))):
         step = steps[at]
@@ -273,7 +270,6 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Mark written bytes with 0. Mark bytes of indexed transfers, which can skip bytes, with ``perhaps`` if it is not None."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:

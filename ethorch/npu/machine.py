@@ -231,7 +231,6 @@ class Machine:
         tally.add(self._run, time.perf_counter() - started)
 
     def _admit(self, step: Step) -> None:
-        """Reject arrays that are too large in proportion to memory, and writes to read-only regions."""
         prepared = step.prepared
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
@@ -263,7 +262,6 @@ class Machine:
     # Statistics of the runs.
 
     def _all_tallies(self) -> dict[Step, Tally]:
-        """Return the tallies in stream order. Waits in a compiled run have duration 0."""
         if self._compiled is None:
             return self._tallies
         tallies = {**self._tallies, **dict(self._compiled.tallies())}

@@ -100,10 +100,7 @@ def _register_limits(op: Operation, max_signed: bool, min_signed: bool) -> tuple
 
 
 def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
-    """Clamp to MIN..MAX and to the range of the OFM, or of the clip setting if it selects another type.
-
-    A 32-bit OFM is clamped only if the clip setting selects a narrower type (npu-reference 6.3).
-    """
+    # A 32-bit OFM is clamped only if the clip setting selects a narrower type (npu-reference 6.3).
     names = registers.value_names(op.npu.family)
     function = names["ACTIVATION.function"][op["ACTIVATION.function"]]
     clip = names["ACTIVATION.clip"][op["ACTIVATION.clip"]]
@@ -128,7 +125,7 @@ def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
 
 
 def _activation_u85(op: Operation, ofm: Dtype) -> Activation:
-    """Clamp to MIN..MAX unless clipping is disabled, and to the input range of the table (npu-reference 6.3)."""
+    # npu-reference 6.3
     function = registers.ACTIVATION_U85[op["ACTIVATION.function"]]
     limits = None if op["ACTIVATION.clip"] else _register_limits(op, bool(op["OFM_PRECISION.signed"]), True)
     if function == "NONE":

@@ -31,7 +31,7 @@ def _read_only(constants: bytes | Array) -> Bytes:
 
 
 class Program:
-    """A driver payload (COP1 or COP2) with the bytes of region 0.
+    """A driver payload (COP1 or COP2) and the bytes of region 0.
 
     Immutable and thread-safe. Caches decoded weights, prepared operations and plans.
 
@@ -53,11 +53,11 @@ class Program:
 
     @property
     def config(self) -> Npu:
-        """The NPU of the stream; ``config.name`` is e.g. ``ethos-u55-128``."""
+        """NPU for which the stream was compiled. Use ``config.name`` for names such as ``ethos-u55-128``."""
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
-        """Return a program with other constants that shares the prepared operations."""
+        """Return a copy of the program with its constants replaced. The copy shares the prepared operations."""
         program = copy(self)
         program.constants = _read_only(constants)
         program.decoded, program.plans = Memo(), Memo()
@@ -66,7 +66,7 @@ class Program:
     def operations(self) -> Iterator[Operation]:
         """Iterate over the operations in stored order, as if no branch were taken.
 
-        Registers of an operation are fast to read only until the next iteration.
+        Reading the registers of an operation is fast only until the next iteration.
         """
         return stream.operations(self.config, self.commands)
 
@@ -89,7 +89,7 @@ class Program:
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:
-        """Prepare one operation with the given registers, for streams with branches."""
+        """Prepare one operation with the given registers. Use this for streams with branches."""
         key = command.index, tuple(state.values())
         return self._step.get(key, lambda: self._prepare(stream.operation(self.config, command, dict(state))))
 

@@ -1,10 +1,10 @@
 """Tables of commands, registers and NPU configurations.
 
-Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row decodes
-minus-one encodings, sign extension and split addresses. ``decode`` returns integers by register name (``IFM_DEPTH``), or by
-``REGISTER.field`` if a register has several (``IFM_PRECISION.signed``).
+Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A row decodes minus-one
+encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or by
+``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 
-Sources: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2, and CONFIG words in payloads of all eleven
+Sources: Arm's register headers for the three NPUs (see npu-reference 1.3, 2), and the CONFIG words in payloads of all eleven
 targets.
 """
 
@@ -26,13 +26,12 @@ Enum = Mapping[int, str]
 
 @dataclass(frozen=True)
 class Npu:
-    """One NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
+    """An NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: Weight streams per operation: two cores on u65-512. U85 has one weight decoder per stream.
-        lut_base: Byte address of the 2 KiB LUT area in internal memory (npu-reference 7).
-        internal_bytes: Internal memory that a DMA can write: one core's SHRAM, or the LUT RAM of U85.
-        ofm_units: OFM microblock depth by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one, under 0.
+        cores: Weight streams per operation. u65-512 has two cores; U85 has one weight decoder per stream.
+        internal_bytes: Internal memory that a DMA can write: the SHRAM of one core, or the LUT RAM of U85.
+        ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have only the key 0.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Npu:
 
 
 def _ofm_units(macs: int, cores: int) -> Mapping[int, int]:
-    """Return a U85's OFM microblock depths."""
     areas = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (npu-reference 2.5)
     depths = {microblock: macs // 8 // area for microblock, area in areas.items()}
     return {microblock: depth for microblock, depth in depths.items() if depth and depth % (LANES * cores) == 0}
@@ -83,7 +81,7 @@ NPUS: Mapping[int, Npu] = {
 
 @dataclass(frozen=True)
 class Field:
-    """Bits low..high of a command. ``values`` names the legal values; None allows all."""
+    """The bits low..high of a command. ``values`` lists the legal values if only some are legal."""
 
     name: str
     low: int
@@ -106,7 +104,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Address(Field):
-    """A 40-bit integer: bits 31..0 in the second word, 39..32 in bits 23..16 of the first."""
+    """A 40-bit integer: bits 31..0 in the second word, bits 39..32 in bits 23..16 of the first word."""
 
     @property
     def mask(self) -> int:
@@ -165,7 +163,7 @@ STRIDE_MODE: Enum = {0: "1D", 1: "2D", 2: "3D"}
 
 @dataclass(frozen=True)
 class Register:
-    """A register of some families. ``key`` is the hardware name without _M1."""
+    """A register of some NPU families. ``key`` is the hardware name without _M1."""
 
     code: int
     name: str
@@ -182,7 +180,7 @@ class Register:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
     def decode(self, word: int) -> dict[str, int]:
-        """Return values by key. Raise MachineFault for unused bits or illegal values."""
+        """Return field values by key. Raise MachineFault if unused bits are set or a value is illegal."""
         used = 0xC3FF  # opcode and control
         values = {}
         for key, f in self.named_fields:
@@ -488,7 +486,7 @@ OPERATIONS: tuple[Register, ...] = (
 
 @cache
 def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
-    """Map (is CMD1, opcode) to (row, is an operation) for one family."""
+    """Return a map from (is CMD1, opcode) to (row, is an operation) for one family."""
     rows = {}
     for group, is_operation in ((REGISTERS, False), (OPERATIONS, True)):
         for row in group:
@@ -510,5 +508,5 @@ def reset_state(family: str) -> Mapping[str, int]:
 
 @cache
 def value_names(family: str) -> Mapping[str, Enum]:
-    """Return names of enumerated values of registers and operations, by key."""
+    """Return the names of enumerated values for registers and operations, by key."""
     return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields if f.values is not None}

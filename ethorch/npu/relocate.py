@@ -24,7 +24,7 @@ class Relocated:
     """A payload that reads its constants at other addresses.
 
     Attributes:
-        inserted: Old byte offset of each command before which a command was inserted, from the first command word.
+        inserted: Byte offsets in the old stream before which a command was inserted, relative to the first command word.
     """
 
     payload: bytes
@@ -35,7 +35,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
     """Return the sorted, disjoint ranges [first address, end) that a stream reads in region 0.
 
     Raises:
-        MachineFault: The payload is malformed, or its stream branches.
+        MachineFault: The payload is malformed, or its stream has branches.
     """
     reads = [run for op in _operations(*_commands(payload)) for run in op.reads]
     return _merge([(run.low, run.high) for run in reads if run.region == CONSTANTS_REGION])
@@ -44,13 +44,13 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Commands are inserted where Vela omitted one because the register already contained the same address in another region.
+    Commands that Vela omitted are inserted if a register no longer contains the required address.
 
     Args:
-        moves: New address by range of :func:`constants_of`.
+        moves: New address of each range returned by :func:`constants_of`.
 
     Raises:
-        MachineFault: The payload is malformed, its stream branches, the new stream would read other bytes, or commands must be
+        MachineFault: The payload is malformed, its stream has branches, the new stream would read other bytes, or commands must be
             inserted into a payload other than COP1.
     """
     header, commands = _commands(payload)
@@ -108,11 +108,11 @@ def _rewrite(
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads of an operation.
+    """The reads of an operation.
 
     Attributes:
-        index: Index of its command.
-        bases: Address by register, and whether it is in region 0.
+        index: Index of the operation's command.
+        bases: Address, and whether it is in region 0, for each address register.
     """
 
     index: int

@@ -24,7 +24,7 @@ _TRANSFER_BASES = ("DMA0_SRC", "DMA0_DST", "DMA0_IDX")
 
 @dataclass(frozen=True)
 class Run:
-    """A contiguous access [low, high), with its address register and that register's value."""
+    """A contiguous access [low, high), its address register, and the value of that register."""
 
     register: str
     region: int
@@ -34,7 +34,7 @@ class Run:
 
 
 def iterate_reads(prepared: Prepared) -> Iterator[Run]:
-    """Iterate over the bytes that an operation may read."""
+    """Iterate over the byte ranges that an operation can read."""
     yield from _runs(prepared.reads)
     form = prepared.form
     if isinstance(form, Transfer):
@@ -45,7 +45,7 @@ def iterate_reads(prepared: Prepared) -> Iterator[Run]:
 
 
 def iterate_writes(prepared: Prepared) -> Iterator[Run]:
-    """Iterate over the bytes that an operation may write."""
+    """Iterate over the byte ranges that an operation can write."""
     yield from _runs(prepared.writes)
     if isinstance(prepared.form, Transfer):
         yield _enclose("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)

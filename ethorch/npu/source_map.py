@@ -1,7 +1,7 @@
 """Map commands of a stream to operators of a model, with Vela's database.
 
-A command belongs to the first scheduled operation that ends at or after it: register writes, transfers and helper operations
-precede an operation's last NPU_OP (npu-reference 10).
+A command belongs to the first scheduled operation that ends at or after the command, because register writes, transfers and
+helper operations precede the last NPU_OP of an operation (npu-reference 10).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Scheduled(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """An operation of Vela's schedule.
+    """An operation in Vela's schedule.
 
     Attributes:
         name: Output tensor.
         operator: Vela's name: Conv2D, Add, MemoryCopy.
-        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
-        macs: Vela's count of multiplications.
-        origin: Operator, module and source line, if known.
+        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls, respectively.
+        macs: Multiplications according to Vela.
+        origin: Operator, module and source line, or an empty string if unknown.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Source:
 
 
 class Sources:
-    """A map from byte offsets of commands to Sources."""
+    """A map from the byte offsets of commands to Sources."""
 
     def __init__(self, ends: Iterable[tuple[int, Source]]):
         entries = sorted(ends, key=lambda entry: entry[0])
@@ -67,7 +67,7 @@ class Sources:
 
     @classmethod
     def from_schedule(cls, rows: Iterable[Scheduled], origins: Mapping[str, str] | None = None) -> Sources:
-        """Convert ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
+        """Convert the result of ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
         ends = []
         for row in rows:
             origin = (origins or {}).get(row.name, "")
@@ -76,7 +76,7 @@ class Sources:
         return cls(ends)
 
     def at(self, offset: int) -> Source | None:
-        """Return the operator at a command's byte offset, or None after the last operator."""
+        """Return the operator of the command at a byte offset, or None after the last operator."""
         index = bisect_left(self._offsets, offset)
         return self._sources[index] if index < len(self._sources) else None
 
@@ -93,7 +93,7 @@ class Sources:
 
     @classmethod
     def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
-        """Parse the output of ``to_json``. Raise FormatError, with the file name ``label``, for other text."""
+        """Parse the output of ``to_json``. Raise FormatError if ``text`` is malformed. ``label`` names the file in the message."""
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
             if not isinstance(data.get(key), list):

@@ -1,4 +1,4 @@
-"""Size of a command stream's staging memory (region 2), which a payload does not record."""
+"""Compute the size of a command stream's staging memory (region 2), which payloads do not record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return a sufficient size of region 2: the highest address that any operation can reach, at most MAX_STAGING_BYTES."""
+    """Return a sufficient size of region 2: the end of the highest accessible byte, at most MAX_STAGING_BYTES."""
     highest = 0
     for op in program.operations():
         for _, end in reaches(op, STAGING_REGION):
@@ -21,7 +21,11 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield region and highest end address of each tensor that an operation may access, optionally in one region."""
+    """Yield the region and the highest end address of each tensor that an operation can access.
+
+    Args:
+        region: Only this region. Default: all regions.
+    """
     state = op.state
     if op.name == "NPU_OP_DMA_START":
         mode = state["DMA0_SRC_REGION.stride_mode"]

@@ -1,6 +1,6 @@
 """Parse driver payloads: header, commands, register state.
 
-A command either writes a register or is an operation. Registers keep their values, and Vela omits redundant writes, so an
+A command either writes a register or is an operation. Registers keep their values and Vela omits redundant writes, so an
 operation depends on all earlier register writes (npu-reference 2.1).
 """
 
@@ -21,7 +21,7 @@ _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occ
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a driver payload: NPU, and position of the command words."""
+    """The header of a driver payload: NPU, and position of the command words."""
 
     npu: Npu
     npu_id: int
@@ -32,9 +32,9 @@ class Header:
 
 @dataclass(slots=True)
 class Command:
-    """One command: index, byte offset from the first command word, row and decoded values.
+    """A command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``. Immutable by convention: frozen instances take four times as long to construct.
+    Equal commands share ``values``. Immutable by convention, because frozen instances are four times slower to construct.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Command:
 
 @dataclass(eq=False)
 class Operation:
-    """An NPU_OP_* command with the registers at its start. ``op[key]`` reads a register."""
+    """An NPU_OP_* command and the registers when it starts. ``op[key]`` reads a register."""
 
     npu: Npu
     index: int
@@ -64,12 +64,12 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Name and mode, e.g. ``NPU_OP_POOL AVERAGE``."""
+        """Name and mode of the operation, e.g. ``NPU_OP_POOL AVERAGE``."""
         names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """Add the command, its offset and its registers to a fault that lacks them."""
+        """Add the command, its offset and its registers to the fault unless it already contains them."""
         if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())
@@ -79,7 +79,7 @@ class Operation:
 
 
 class Snapshot(Mapping[str, int]):
-    """Registers before one command, computed on first access. Ten thousands of operations may have a hundred registers each."""
+    """The registers before one command, computed on first access to save memory."""
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
         self._npu, self._stream, self._index = npu, stream, index
@@ -166,7 +166,7 @@ def _parse_cop2(payload: bytes) -> Header:
 
 
 def commands(payload: bytes, header: Header) -> list[Command]:
-    """Decode every command. Raise MachineFault for an unknown command."""
+    """Decode every command. Raise MachineFault if a command is unknown."""
     rows = registers.table(header.npu.family)
     size = header.stop - header.start
     words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
@@ -202,7 +202,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
 
 
 def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
-    """Iterate over the operations in stored order, with the registers of a run without branches."""
+    """Iterate over the operations in stored order, with register values as if no branch were taken."""
     state = dict(registers.reset_state(npu.family))
     for command in stream:
         if command.is_operation:
@@ -236,7 +236,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return an operation's nonzero registers, with names of enumerated values."""
+    """Return the nonzero registers of an operation, with names for enumerated values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

@@ -41,7 +41,7 @@ def write_register(npu: Npu, name: str, value: int) -> list[int]:
 
 
 def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
-    """Return a COP1 payload with other commands and the matching header (npu-reference 1.2).
+    """Return a copy of a COP1 payload with its commands replaced and its header updated (npu-reference 1.2).
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.
@@ -56,7 +56,7 @@ def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits to set in a 16-bit register with several fields."""
+    """A value of the bits to set in a 16-bit register with several fields."""
 
     value: int
 
@@ -68,12 +68,12 @@ def with_registers(
     first: Sequence[int] = (),
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
-    """Change registers for single operations of a COP1 payload, and restore them after each.
+    """Change registers for single operations of a COP1 payload, and restore the registers after each operation.
 
     Args:
-        settings: Byte offset of an operation's command -> register name -> its value, or bits to set.
-        first: Words of commands at the start, which must leave the registers at zero.
-        instead: Byte offset of an operation's command -> words of replacement operations, possibly empty.
+        settings: Value or bits to set for each register name, keyed by the byte offset of an operation.
+        first: Words of commands to insert at the start, after which all registers must be zero.
+        instead: Words of replacement commands, possibly none, keyed by the byte offset of an operation.
 
     Returns:
         The payload, and the new byte offset of each command.

@@ -1,8 +1,8 @@
 """Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
 A .tflite contains custom operators "ethos-u" with these inputs: command stream, constants (region 0), arena (region 1), staging
-memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and
-the arena offset of each tensor, or -1.
+memory (region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count,
+and for each tensor the arena offset or -1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STREAM, _CONSTANTS, _ARENA, _FAST = range(4)  # operands of the operator
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output, stored row-major at ``offset`` of ``region``."""
+    """An input or output, stored in row-major order at ``offset`` in ``region``."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class VelaFile:
-    """Contents of a file written by Vela.
+    """The contents of a file written by Vela.
 
     Attributes:
         programs: Programs that run in order on the same arena.
@@ -63,7 +63,7 @@ class VelaFile:
     region_bytes: dict[int, int]
 
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
-        """Return the outputs of a run. ``options`` are passed to the Machine."""
+        """Run the programs and return the outputs. ``options`` are passed to the Machine."""
         if len(inputs) != len(self.inputs):
             raise FormatError(f"the file has {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
@@ -95,7 +95,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
 
 
 def read_vela(path: str | os.PathLike[str]) -> VelaFile:
-    """Read a .npz or .tflite written by Vela. Raise FormatError for other files."""
+    """Read a .npz or .tflite written by Vela. Raise FormatError if the file is not supported."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -18,7 +18,7 @@ UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
 
 @dataclass(eq=False)
 class Window:
-    """Geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x). ``size`` is the IFM after upscaling, without padding."""
+    """The window geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x). ``size`` is the upscaled IFM size without padding."""
 
     ifm: FeatureMap
     out: Pair
@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return padded input rows [rows, padded W, C] for output rows first..first+n. Padding is ``fill``."""
+        """Return the input rows [rows, padded W, C] for n output rows starting at ``first``. Padding has the value ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -80,13 +80,16 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """Return one kernel element's inputs in ``read``'s rows, as a view [n, OW, C]."""
+        """Return the inputs of one kernel element for n output rows as a view [n, OW, C] of ``rows``, the result of ``read``."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
-        """Return the windows of output rows y, relative to ``read``'s first, and columns x as a matrix [ny*nx, KH*KW*C]."""
+        """Return the windows of output rows y and columns x as a matrix [ny*nx, KH*KW*C].
+
+        Rows are relative to the first row of ``read``.
+        """
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
         shape = (y.stop - y.start, x.stop - x.start, *self.kernel, rows.shape[2])
@@ -97,7 +100,7 @@ class Window:
 
 
 def window(op: Operation) -> Window:
-    """Return an operation's window. Raise MachineFault if padding leaves an empty IFM."""
+    """Return the window of an operation. Raise MachineFault if no IFM element remains after padding."""
     stride = kernel_stride(op)
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     extent = op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"]

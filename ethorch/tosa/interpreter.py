@@ -85,7 +85,6 @@ def _largest(x: Array) -> float:
 
 
 def _product(x: Array, weights: Array, largest: float) -> Array:
-    """Return x[..., m, k] @ weights[..., k, n] exactly. ``largest`` is the largest magnitude in ``x``."""
     sums = np.abs(weights, dtype=np.float64).sum(-2).max(initial=0) * largest
     dtype = _sum_dtype(float(sums))
     count = 1 if dtype is np.float64 else max(1, math.ceil(sums / _EXACT[np.float32]))
@@ -181,7 +180,6 @@ def _matmul(a: Attrs, x: Array, y: Array) -> Array:
 
 
 def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
-    """Return each kernel position's element in every window."""
     (kh, kw), (sy, sx) = a["kernel"], a["stride"]
     top, bottom, left, right = a["pad"]
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)

@@ -52,7 +52,7 @@ class Value:
 
     @property
     def is_const(self) -> bool:
-        """True for constants."""
+        """True if the value is a constant."""
         return self.data is not None
 
     @property
@@ -129,7 +129,7 @@ class Graph:
         return list(seen.values())
 
     def users(self) -> dict[int, list[Op]]:
-        """Return the readers of each value, by id(value)."""
+        """Return the operators that read each value, keyed by id(value)."""
         users: dict[int, list[Op]] = {}
         for op in self.ops:
             for value in op.operands:

@@ -23,9 +23,9 @@ def contiguous(shape: Sequence[int]) -> Dims:
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
-    """View as ``new_shape`` without moving data: return (finer stored shape, dims), or None if a transpose is required.
+    """View as ``new_shape`` without moving data. Return (finer stored shape, dims), or None if a transpose is required.
 
-    A reshape may split stored axes, but not reorder them or join them across a gap.
+    A reshape can split stored axes, but cannot reorder them or join nonadjacent axes.
     """
     if math.prod(stored) == 0 or math.prod(stored) != math.prod(new_shape):
         return None

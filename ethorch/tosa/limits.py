@@ -50,14 +50,14 @@ WAYS_OUT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one operator.
+    """The limits of one operator.
 
     Attributes:
-        ranges: Allowed range by feature.
-        dtypes: Allowed dtypes of the first operand. None allows all dtypes of TOSA.
+        ranges: Allowed range of each feature.
+        dtypes: Allowed dtypes of the first operand, or None for all TOSA dtypes.
         present: False if the NPU does not implement the operator.
-        remedy: Remedy for an absent operator or a refused dtype.
-        ways_out: Remedy by feature, in place of ``WAYS_OUT``.
+        remedy: Remedy if the operator or the dtype is not supported.
+        ways_out: Remedy by feature, used instead of ``WAYS_OUT``.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Limits:
     ways_out: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
-        """Return the reason why these operands cannot run, or None.
+        """Return the reason why these operands are not supported, or None if they are.
 
         Args:
             dtype: Dtype of the first operand.

@@ -270,7 +270,7 @@ def _conv_features(values: Sequence[Value], attrs: Attrs, results: Results, kern
 
 
 def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
-    """Return padding and dilation of a window with a stride above 3, the NPU's largest; else 0 and 1."""
+    # Strides above 3 exceed the limit of the NPU.
     wide = max(attrs["stride"]) > 3
     return {
         "padding_of_wide_stride": max(attrs.get("pad", (0,))) if wide else 0,
@@ -279,7 +279,6 @@ def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
 
 
 def _extent_of_padded_stride(shape: tuple[int, ...], attrs: Attrs) -> int:
-    """Return the longest axis with stride above 1 and padding at its end, or 1."""
     return max(shape[1 + k] if attrs["stride"][k] > 1 and attrs["pad"][2 * k + 1] else 1 for k in (0, 1))
 
 

@@ -15,7 +15,7 @@ from ethorch.tosa.ir import NOWHERE, REGIONS, Graph, Op, Value
 
 
 def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> str:
-    """Return the graph as text. With ``constants``, ``from_text`` can restore the graph."""
+    """Return the graph as text. If ``constants`` is True, ``from_text`` can restore the graph."""
     return "\n".join(_lines(graph, constants, origins)) + "\n"
 
 

@@ -50,7 +50,7 @@ Product = Callable[[Window, Filter, Array, Array, int], Array]  # window, filter
 
 
 def _check_scale_mode(op: Operation, mode: int) -> None:
-    """Require per-channel scales for constant weights and a global scale for dynamic weights (npu-reference 5, 8.9)."""
+    # npu-reference 5, 8.9
     if op["OFM_PRECISION.scale_mode"] != mode:
         raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']} is not supported here; expected {mode}")
 
@@ -131,7 +131,7 @@ def _per_channel(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Ar
 
 
 def _conv_ifm2(op: Operation) -> Prepared:
-    """Prepare a 1x1 convolution whose weights are IFM2 [1, OFM depth, IFM depth] (npu-reference 8.9)."""
+    # npu-reference 8.9
     w = window(op)
     _check_scale_mode(op, GLOBAL)
     if w.kernel != (1, 1):

@@ -155,7 +155,7 @@ def elementwise_5x(op: Operation) -> Prepared:
 
 
 def _output_scale(op: Operation, name: str) -> Scaling:
-    """Return OFM_SCALE. A 32-bit MUL ignores the multiplier of OFM_SCALE (npu-reference 6.7)."""
+    # A 32-bit MUL ignores the multiplier (npu-reference 6.7).
     scale = ofm_scaling(op)
     if name == "MUL" and op["IFM_PRECISION.precision"] == 2:
         return Scaling(np.ones_like(scale.multiplier), scale.shift, scale.rounding)
@@ -175,7 +175,7 @@ def _sum_5x(sign: int) -> Callable[[Operation], Value]:
 
 
 def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
-    """Return the scales of operands A and B of ADD and SUB (npu-reference 6.7)."""
+    # npu-reference 6.7
     mode = op["IFM_PRECISION.scale_mode"]
     if mode == 0:
         return scaling(op["OPA_SCALE.scale"], 0, "NATURAL"), scaling(op["OPB_SCALE.scale"], 0, "NATURAL")
@@ -197,7 +197,7 @@ def _leaky(identity: Scaling, alpha: Scaling) -> Value:
 
 
 def _shift_right(op: Operation) -> Value:
-    """Prepare A >> B. NATURAL rounds; other rounding modes round down (npu-reference 6.7)."""
+    # Only NATURAL rounds (npu-reference 6.7).
     rounds = ofm_rounding(op) == "NATURAL"
 
     def value(a: Ints, b: Ints) -> Ints:
@@ -292,10 +292,7 @@ def _divide(a: Ints, b: Ints) -> Ints:
 
 
 def _compare(name: str, f: np.ufunc) -> Callable[[Operation], Value]:
-    """Return a function that prepares a comparison. The result is -1 if it is true (npu-reference 8.4).
-
-    Operands are scaled because Vela folds RESCALEs into comparisons.
-    """
+    # True is -1 (npu-reference 8.4). Operands are scaled because Vela folds RESCALEs into comparisons.
     return _with_scales(name, lambda a, b: -f(a, b).astype(np.int64))
 
 

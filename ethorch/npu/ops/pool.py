@@ -49,7 +49,7 @@ def _sum(op: Operation) -> Prepared:
 
 
 def _valid_average(op: Operation) -> Prepared:
-    """Compute the average over positions inside the IFM, without the OFM scale (npu-reference 6.6)."""
+    # npu-reference 6.6
     w, stage = _channelwise(op)
     count = Lazy(lambda: valid_positions(w))
     return _pool(op, "AVERAGE", w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
@@ -77,7 +77,7 @@ def _reduce_sum(op: Operation) -> Prepared:
 
 
 def _none(op: Operation) -> Prepared:
-    """Compute OFM = output stage of IFM2, which is read through the accumulator. The IFM is not used (npu-reference 8.3)."""
+    # IFM2 is read through the accumulator; the IFM is not used (npu-reference 8.3).
     stage = OutputStage(op)
     if stage.input != ACC_IFM2:
         raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input} is not supported; expected IFM2")
@@ -136,7 +136,6 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
 def _pool(
     op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
 ) -> Prepared:
-    """Prepare a pool. ``value(memory)`` returns the accumulators."""
     scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
@@ -152,8 +151,6 @@ def _pool(
 
 
 class _Scale:
-    """The scale of a pool: OFM_SCALE, or the scale stream (npu-reference 5)."""
-
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()
         if op["OFM_PRECISION.scale_mode"]:
@@ -215,7 +212,6 @@ def valid_positions(w: Window) -> Ints:
 
 
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
-    """Prepare a 1x1 pool of 8-bit data as a lookup table with 256 values, often the identity."""
     if stage.keeps or stage.input:
         return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range

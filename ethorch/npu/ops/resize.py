@@ -49,7 +49,6 @@ def resize(op: Operation) -> Prepared:
 
 
 def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[Ints, Ints, Ints]:
-    """Return two input indices for each output index, clamped to the IFM, and the numerator f of the fraction f/n."""
     n = op[f"RESIZE_{axis}_SCALE_N"]
     step = op[f"RESIZE_{axis}.one_step_int"] * n + op[f"RESIZE_{axis}.one_step_mod"]
     position = np.arange(count) * step + op[f"RESIZE_{axis}_OFFSET"]

@@ -60,7 +60,6 @@ class Weights:
 
 
 def _low_bits(values: Array) -> Array:
-    """Truncate to 32 bits. Intermediate sums are allowed to wrap, because only the final sum must fit."""
     return (values & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
@@ -78,7 +77,6 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 
 def _sums(f: Filter) -> Sums:
-    """Return the sums of a filter. Raise NotKnown if scaled sums can exceed int64, where the float64 of NumPy does not wrap."""
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
         raise NotKnown("products beyond int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)

@@ -55,7 +55,6 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
 
 
 def _result(form: Elementwise, before: list[Range]) -> Range | None:
-    """Return the range of the results, or None unless all values fit into int32 and float64 scales them exactly."""
     value = form.value
     if value.name == "LRELU":
         parts = [scale_range(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]

@@ -97,10 +97,7 @@ class Plan:
 def _pack(
     program: Program, memory: Memory, handle: ctypes.CDLL
 ) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
-    """Pack each step into a struct, or into None if it must run in Python.
-
-    Steps with chain buffers or accumulators are either all packed, or all run in Python.
-    """
+    # Steps with chain buffers or accumulators are either all packed, or all run in Python.
     for carries in (True, False):
         context = Context(memory, Constants(program.constants), handle, carries)
         if not memory.is_constant(0):

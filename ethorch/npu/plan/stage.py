@@ -151,7 +151,6 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
 
 
 def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
-    """Return the scaling mode for any stage, and the clamp that is required if the stage has none."""
     largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
     if largest.max(initial=0) >= INT32[1]:
         return layout.SCALE_INTEGER, None
@@ -198,7 +197,7 @@ def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int)
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
-    """Return True if every value whose product can be rounded is beyond the clamp."""
+    # If a product can be rounded, the result must exceed the clamp.
     above, below = s.addends
     unit = np.ldexp(1.0, np.asarray(s.shift))
     saturates: Array = (

@@ -1,1 +1,1 @@
-"""Decoding and order of weight streams."""
+"""Decode weight streams and compute the order of weights."""

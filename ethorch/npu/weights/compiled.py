@@ -1,7 +1,4 @@
-"""Compiled code of the simulator: ``weights.cpp``, built on first use (``ethorch.support.native``).
-
-Tests compare every function with its equivalent in NumPy.
-"""
+"""Compiled code for weight streams: ``weights.cpp``, built on first use (``ethorch.support.native``)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ PADDING = 64  # bytes that must be readable after a weight stream
 
 
 def build() -> Path:
-    """Build the library. Raise HostError if that fails."""
+    """Build the library. Raise HostError if the build fails."""
     return native.build("npu", [Path(__file__).with_name("weights.cpp")], ["-O2"])
 
 

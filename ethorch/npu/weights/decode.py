@@ -1,8 +1,8 @@
 """Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
-The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially;
-NumPy then extracts the symbols of all chunks at once. ``weights.cpp`` is ten times as fast. ``ethosu.mlw_codec.decode`` is not
-used because it ends the process on malformed streams.
+The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially.
+NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is ten times as fast. ``ethosu.mlw_codec.decode`` is
+not used, because it terminates the process on malformed streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
 def decode_standard(data: bytes | Bytes) -> Array:
-    """Decode all weights of a standard stream to int8 if they fit, else to int16.
+    """Decode all weights of a standard stream to int8 if they fit, and to int16 otherwise.
 
     Raises:
         MachineFault: The stream ends inside a slice or lacks a palette.
@@ -62,7 +62,7 @@ def narrow(weights: Array) -> Array:
 
 
 def decode_standard_numpy(data: bytes) -> Array:
-    """Decode to int16 without compiled code, with error messages."""
+    """Decode to int16 without compiled code. Faults contain the cause."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -129,19 +129,15 @@ class _Bits:
 
 @dataclass(frozen=True)
 class _Palette:
-    """Palette entries, followed by consecutive values from ``direct``."""
-
     entries: tuple[int, ...]
     direct: int
     entry_bits: int
 
     @property
     def index_bits(self) -> int:
-        """Width of uncompressed indices: ceil(log2(entries)), or the entry width without a palette."""
         return (len(self.entries) - 1).bit_length() if self.entries else self.entry_bits
 
     def lookup(self, index: Ints) -> Ints:
-        """Return values. Even v encodes v/2, odd v encodes -(v//2)."""
         count = len(self.entries)
         folded = index - count + self.direct
         if count:
@@ -177,11 +173,7 @@ class _Slice:
 
 
 def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
-    """Return weight indices, zero runs, and the bit after the slice.
-
-    Round r of the stream contains the unary codes of chunk r at ``at[r]`` and the remainders of chunk r-1 at ``rest[r]``. The
-    last round contains only remainders.
-    """
+    # Round r contains the unary codes of chunk r at ``at[r]`` and the remainders of chunk r-1 at ``rest[r]``.
     rounds, end = _scan(bits, start, s)
     at, rest, flags = rounds
     w_rows, z_rows = np.flatnonzero(flags & 1), np.flatnonzero(flags & 2)
@@ -216,10 +208,7 @@ Rounds = tuple[Ints, Ints, Ints]
 
 
 def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Find the start of each round, the start of its remainders, and its flags: bit 0 has weights, bit 1 has zero runs.
-
-    The second result is the first bit after the slice. Raise MachineFault if the slice exceeds the stream.
-    """
+    # Bit 0 of the flags is set if the round has weights, bit 1 if it has zero runs.
     walk = _scan_runs if s.runs or s.raw else _scan_plain
     rounds, end = walk(bits, start, s)
     if end > bits.size:
@@ -228,7 +217,6 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan coded weights without zero runs, which dominate real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
     emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
@@ -319,7 +307,6 @@ def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
 
 
 def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
-    """Insert zero runs after each weight, and first if ``leading``."""
     if not len(runs):
         return weights.astype(np.int16)
     place = np.cumsum(np.concatenate(([0], runs[leading:] + 1)))
@@ -330,7 +317,10 @@ def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
 
 
 def decode_fast(data: bytes | Bytes) -> Array:
-    """Decode a U85 fast (FWD) stream to int8 or int16: bytes, or 2- or 4-bit indices into 16 entries (npu-reference 4.4)."""
+    """Decode a U85 fast (FWD) stream to int8 or int16 (npu-reference 4.4).
+
+    The stream contains bytes, or 2-bit or 4-bit indices into 16 entries.
+    """
     data = bytes(data)
     if len(data) < 32:
         raise MachineFault(f"fast weight stream: expected a 32-byte header, got {len(data)} bytes")
@@ -352,7 +342,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """Bytes of bias and multiplier in the ten bytes of a channel (npu-reference 5). The shift follows."""
+    """The bytes of bias and multiplier in the ten-byte entry of a channel (npu-reference 5). The shift follows."""
 
     bias_bytes: int
     scale_bytes: int

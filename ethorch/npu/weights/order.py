@@ -1,9 +1,9 @@
-"""Order of weights in a weight stream.
+"""The order of weights in a weight stream.
 
 Source: npu-reference 4.2 for U55 and U65, 4.3 for U85.
 
-A stream iterates over OFM blocks, their IFM blocks, and a pattern of kernel elements and channel groups, which is computed once per
-block size, as (o, i, k) offsets.
+A stream iterates over OFM blocks, over the IFM blocks of each, and over a pattern of kernel elements and channel groups. The
+pattern is computed once per block size, as (o, i, k) offsets.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SUB_KERNEL = 8  # kernels are split into pieces of at most 8x8 elements, includi
 
 @dataclass(frozen=True)
 class Order:
-    """Parameters of the order of one stream.
+    """The parameters that determine the order of weights in one stream.
 
     Attributes:
-        kind: DW depthwise, PK part kernel first, DF depth first.
+        kind: DW (depthwise), PK (part kernel first) or DF (depth first).
         kernel: Undilated (KH, KW).
         dilation, stride: (y, x).
         ofm_unit: OFM microblock depth (OUB).
-        stream, streams: Index and number of an operation's streams (cores).
+        stream, streams: Index of this stream, and number of streams of the operation (cores).
         sparse: 2:4 sparsity (U85).
-        macs: Multipliers of the configuration (U85).
+        macs: Number of multipliers in the configuration (U85).
     """
 
     kind: str
@@ -56,13 +56,13 @@ class Order:
 
     @property
     def weights(self) -> int:
-        """Number of weights W[o][ky][kx][i] of the operation."""
+        """Number of weights W[o][ky][kx][i]."""
         return self.ofm_depth * self.kernel[0] * self.kernel[1] * self.ifm_depth
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Entries of a block in stream order: OFM and IFM channel offsets (uint16), kernel element (int32, -1 for padding)."""
+    """The entries of a block in stream order: OFM and IFM channel offsets (uint16), and kernel elements (int32, -1 for padding)."""
 
     o: Array
     i: Array
@@ -83,10 +83,10 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """Differences between the families, as functions of an order.
+    """The functions that differ between the families.
 
     Attributes:
-        shape: Removes parameters that do not affect patterns, so that layers share them.
+        shape: Removes parameters that do not affect patterns, so that layers can share patterns.
         size: Counts the entries of a block, from shape, OFM depth and IFM depth.
         pattern: Computes a block from the same arguments.
         channels: Returns the first channel of a stream and the step between its channels.
@@ -117,7 +117,7 @@ def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def positions(order: Order, family: str) -> Ints:
-    """Return the index in W[o][ky][kx][i] of each stream entry, or -1 for padding, as int64."""
+    """Return the int64 index in W[o][ky][kx][i] of each stream entry, or -1 for padding."""
     taps = order.kernel[0] * order.kernel[1]
     parts = []
     way = _TRAVERSALS[family]
@@ -131,7 +131,7 @@ def positions(order: Order, family: str) -> Ints:
 
 
 def place(order: Order, family: str, values: Array, flat: Array) -> None:
-    """Assign flat[positions(order)] = values, without padding. Both arrays must be int8, or both int16."""
+    """Assign flat[positions(order)] = values, except for padding. Both arrays must be int8, or both int16."""
     library = compiled.library()
     if library is None:
         where = positions(order, family)
@@ -157,7 +157,7 @@ def place(order: Order, family: str, values: Array, flat: Array) -> None:
 
 
 def entries(order: Order, family: str) -> int:
-    """Count the entries of ``positions`` without computing them."""
+    """Return the number of entries of ``positions`` without computing them."""
     way = _TRAVERSALS[family]
     shape = way.shape(order)
     return sum(way.size(shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in way.blocks(order))
@@ -170,7 +170,6 @@ IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
 
 
 def _blocks_5x(order: Order) -> Blocks:
-    """Yield the blocks. Stream s of S contains channels S*k + s (npu-reference 4.2)."""
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
     count = ceil_div(order.ofm_depth - order.stream, order.streams)
     block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
@@ -192,7 +191,6 @@ def _shape_5x(order: Order) -> Order:
 
 
 def _group_5x(order: Order) -> int:
-    """Return the group size (RK) to which sub-kernels are padded."""
     if order.kind == "DW":
         return 4
     return 1 if order.kind == "DF" else 2 if order.ifm_bits == 16 else 4
@@ -242,8 +240,6 @@ def _append(o_parts: list[Array], i_parts: list[Array], k_parts: list[Array], o:
 
 @dataclass(frozen=True)
 class _Units:
-    """Block sizes of U85 by kind of order (npu-reference 4.3)."""
-
     ifm_block: int
     ifm_unit: int  # IUB
     group: int  # RK: kernel elements processed at once
@@ -318,7 +314,6 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
-    """Return a sub-kernel's (y, x), None for padding, by stride phase and with alternating row direction."""
     sy, sx = (1, 1) if order.kind == "DF" else order.stride
     left = round_up(sh * sw, u.group)
     ordered: list[tuple[int, int] | None] = []
