@@ -21,7 +21,7 @@ _METHOD = re.compile(r"(?:(?P<method>.+)_)?(?P<side>input|output)(?P<index>\d+)_
 
 @dataclass(frozen=True)
 class Codes:
-    """Quantization parameters of an input or output: real value = (code - zero_point) * scale.
+    """The quantization parameters of an input or output: real value = (code - zero_point) * scale.
 
     Attributes:
         low, high: Least and largest code.
@@ -67,9 +67,9 @@ def _is_float(value: Any) -> bool:
 
 
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
-    """Return the quantization parameters that a program records, by name (``input0``, ...).
+    """Return the quantization parameters that a program records, keyed by name (``input0``, ...).
 
-    With several methods, names start with the method's name: ``decode_input0_scale``.
+    If there are several methods, names start with the method's name: ``decode_input0_scale``.
     """
     parameters: dict[str, dict[str, Any]] = {}
     for name, figure in program.methods.items():

@@ -18,7 +18,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def error(self, what: str, problem: str) -> Exception:
-        """Return the exception for a ``problem`` with ``what``, a part of the file."""
+        """Return the exception for ``problem``. ``what`` names the affected element of the file."""
 
     def check(self, position: int, size: int, what: str) -> None:
         if position < 0 or position + size > len(self.data):
@@ -36,7 +36,7 @@ class Buffer(ABC):
 
 
 class Table:
-    """A flatbuffer table inside ``reader.data``. Absent fields have their default."""
+    """A flatbuffer table inside ``reader.data``. Absent fields have their default values."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what

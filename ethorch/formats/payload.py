@@ -41,12 +41,12 @@ _MAGICS = (b"COP1", b"COP2")  # driver payload headers, npu-reference 1.2
 
 @dataclass(frozen=True)
 class IoTensor:
-    """Location of an input or output of a delegate.
+    """The location of an input or output of a delegate.
 
     Attributes:
-        shape: Six sizes, left-padded with ones, in the order of the TOSA graph. The bytes are row-major.
+        shape: Six sizes, left-padded with ones, in the order of the TOSA graph. Bytes are stored in row-major order.
         element_size: Bytes per element.
-        offset: First byte inside the region.
+        offset: Offset of the first byte in the region.
     """
 
     shape: tuple[int, ...]
@@ -155,7 +155,7 @@ class DelegatePayload:
 
 
 def external_key(data: bytes) -> str:
-    """Return the name of an external block's data in a program."""
+    """Return the key under which a program stores the data of an external block."""
     return hashlib.sha256(b"\0" + data).hexdigest()
 
 

@@ -102,17 +102,17 @@ class Value:
 
     @property
     def planned(self) -> bool:
-        """True if the memory plan contains the tensor."""
+        """True if the tensor is part of the memory plan."""
         return self.place is not None
 
     @property
     def constant(self) -> bool:
-        """True if the file contains a tensor's bytes or initial bytes."""
+        """True if the file contains the bytes or the initial value of the tensor."""
         return self.data > 0
 
     @property
     def nbytes(self) -> int:
-        """Size of a tensor."""
+        """Size of a tensor in bytes."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
@@ -121,11 +121,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Delegate:
-    """A delegate.
+    """A delegate of a program.
 
     Attributes:
         id: Name of the backend.
-        named: The program's named data, which the blob may reference.
+        named: Named data of the program, which the blob can reference.
     """
 
     id: str
@@ -204,13 +204,13 @@ class Method:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Calls of all chains in order."""
+        """Calls of all chains, in order."""
         return tuple(step for chain in self.chains for step in chain.instructions if isinstance(step, Call))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A .pte.
+    """The contents of a .pte.
 
     Attributes:
         constants: Contents of constant tensors. Index 0 means no contents.

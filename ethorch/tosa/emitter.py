@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Emitter:
-    """Builder of a graph.
+    """A builder of a graph.
 
     Args:
-        limits: Limits of the target by operator. An operator without an entry is unlimited.
+        limits: Limits of the target, keyed by operator. An operator without an entry is unlimited.
         target: Name of the target, for refusals.
 
     Attributes:
@@ -43,7 +43,7 @@ class Emitter:
         return type(self)(self.limits, target=self.target)
 
     def region(self: E, name: str) -> E:
-        """Return an emitter for a region of this graph. Value names are unique across both."""
+        """Return an emitter for a region of this graph. Value names are unique across graph and region."""
         inner = self.copy_empty()
         inner.graph.name, inner._names = self.name(name), self._names
         return inner
@@ -61,7 +61,7 @@ class Emitter:
         return value
 
     def const(self, data: npt.ArrayLike, dtype: str | None = None, name: str = "const") -> Value:
-        """Return a constant. Its TOSA dtype is derived from the array by default; specify INT4, INT48 and BF16."""
+        """Return a constant. By default, its TOSA dtype is derived from the array; INT4, INT48 and BF16 must be specified."""
         array = np.asarray(data)
         if dtype is None:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")

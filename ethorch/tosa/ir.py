@@ -42,7 +42,7 @@ NOWHERE = Origin()
 
 @dataclass(eq=False)
 class Value:
-    """A tensor: an input, a result, or a constant (with ``data``). Compared by identity."""
+    """A tensor: an input, a result, or a constant (if it has ``data``). Values are compared by identity."""
 
     name: str
     shape: tuple[int, ...]

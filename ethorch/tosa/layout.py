@@ -99,7 +99,7 @@ def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Join adjacent ``axes``. Return the new shape, and the joined axes' positions, without axes of extent 1."""
+    """Join adjacent ``axes``. Return the new shape and the positions of the joined axes, except axes of size 1."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):

@@ -1,4 +1,4 @@
-"""Limits of an NPU family per TOSA operator, as ranges of the features in its opset row."""
+"""The limits of an NPU family for each TOSA operator, as ranges of the features in the opset row of the operator."""
 
 from __future__ import annotations
 
