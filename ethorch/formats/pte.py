@@ -78,7 +78,7 @@ def entry_point(program: Program, method: str | None = None) -> str:
 
 
 def is_figure(method: Method) -> bool:
-    """Return True if a method only returns a constant."""
+    """Return True if a method does nothing except return a constant."""
     return not method.inputs and not method.calls and not method.delegates
 
 

@@ -54,13 +54,13 @@ KERNEL, DELEGATE, MOVE, JUMP_FALSE, FREE = range(1, 6)
 
 @dataclass(frozen=True)
 class Extra:
-    """Rarely used properties of a tensor.
+    """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index of the initial value in the program's ``mutable``.
+        segment: Index of the initial value in ``mutable`` of the program.
         name: Name in the user's module.
-        external: Whether the bytes are in another file, under ``name``.
-        device: Device type and index; CPU is (0, 0).
+        external: Whether the bytes are stored in another file, under ``name``.
+        device: Device type and index. CPU is (0, 0).
     """
 
     segment: int = 0

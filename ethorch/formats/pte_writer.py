@@ -33,7 +33,7 @@ from ethorch.formats.pte_types import (
 )
 from ethorch.support.errors import ProgramError
 
-TENSOR_ALIGNMENT = 16  # of constants in their segment and of planned tensors, required by kernels and NPUs
+TENSOR_ALIGNMENT = 16  # alignment of constants in their segment and of planned tensors, required by kernels and NPUs
 _BLOB_ALIGNMENT = 16  # of a delegate's blob in the file, because ``ethosu`` firmware reads it in place
 _SEGMENT_ALIGNMENT = 128  # the same as ExecuTorch
 _HEADER_BYTES = 32  # a multiple of every alignment in the flatbuffer, which follows the header

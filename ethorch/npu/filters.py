@@ -27,7 +27,7 @@ from ethorch.support.errors import MachineFault
 FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
 STREAM_ALIGNMENT = 16  # bytes; alignment of a weight or scale stream's address and length (npu-reference 4)
 LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (npu-reference 4.1)
-MOST_PARTS = 4  # parts of a float32 sum; more are as slow as float64
+MOST_PARTS = 4  # partial sums in float32; more are as slow as float64
 PART_CHOICES = 128  # candidate positions for splitting a sum
 _PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memory
 

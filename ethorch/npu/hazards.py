@@ -87,7 +87,7 @@ class Unwritten:
         """Raise MachineFault if the operation reads unwritten bytes."""
         for access in prepared.reads:
             if isinstance(access, Span) and not prepared.computes:
-                continue  # a DMA may move bytes that are never used
+                continue  # a DMA can move bytes that are never used
             for marks in self._of(m, access):
                 if not np.all(marks == _all_written(marks)):
                     raise MachineFault(f"{access.name} reads unwritten bytes of region {access.region}")

@@ -31,11 +31,11 @@ _REGIONS = {
     "IFM_BASE": "IFM_REGION", "IFM2_BASE": "IFM2_REGION", "DMA0_SRC": "DMA0_SRC_REGION", "DMA0_IDX": "DMA0_IDX_REGION",
     "OFM_BASE": "OFM_REGION", "DMA0_DST": "DMA0_DST_REGION",
 }  # fmt: skip
-_OF_TRANSFERS = ("DMA0_SRC_REGION", "DMA0_DST_REGION")  # these registers have further fields
+_OF_TRANSFERS = ("DMA0_SRC_REGION", "DMA0_DST_REGION")  # registers with more than one field
 _TRANSFER = "NPU_OP_DMA_START"
 _WAITS = {_TRANSFER: "NPU_OP_DMA_WAIT"}  # other operations: NPU_OP_KERNEL_WAIT
 _MOST = 254  # distinct inputs that a byte's mark can encode
-_UNKNOWN = 255  # mark of a byte that may have been overwritten
+_UNKNOWN = 255  # mark of a byte that could have been overwritten
 
 
 @dataclass(frozen=True)

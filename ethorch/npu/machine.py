@@ -21,7 +21,7 @@ from ethorch.npu.source_map import Source, Sources
 from ethorch.npu.stream import Operation
 from ethorch.support.errors import MachineFault
 
-# Default budget in work units (``prepared``) per byte of memory. Most networks use some hundreds, networks with large deep
+# Default budget in work units (``prepared``) per byte of memory. Most networks need a few hundred, networks with large deep
 # layers up to ten thousand. MOST_WORK corresponds to 32 MiB and about ten minutes.
 WORK_PER_BYTE = 1 << 16
 LEAST_WORK, MOST_WORK = 1 << 35, 1 << 41

@@ -1,7 +1,4 @@
-"""TOSA 1.0 operators, graphs, text and flatbuffers. ``run`` executes a flatbuffer in the reference model.
-
-``run`` is loaded on first use because it requires NumPy.
-"""
+"""TOSA 1.0 operators, graphs, text and flatbuffers. ``run`` executes a flatbuffer in the reference model."""
 
 from __future__ import annotations
 

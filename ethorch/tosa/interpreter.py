@@ -22,21 +22,21 @@ Attrs = Mapping[str, Any]
 
 _EXACT = {np.float32: 2.0**24, np.float64: 2.0**53}
 _PATCH_ELEMENTS = 1 << 21  # elements of convolution patches that are copied at a time
-_MOST_CHUNKS = 3  # parts of a float32 product; more are slower than one float64 product
+_MOST_CHUNKS = 3  # partial float32 products; more are slower than one float64 product
 _MOST_TURNS = 1 << 16  # iterations of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
-    """Return the outputs of a graph without floats.
+    """Return the outputs of a graph that has no float tensors.
 
     Args:
         inputs: Arrays with the shapes and dtypes of the graph's inputs.
-        seen: Function called with each operator outside of regions and its results.
+        seen: Function called with each operator outside of regions, and the results of the operator.
 
     Raises:
         IndexError: An index is outside of its axis.
         ZeroDivisionError: A divisor is 0.
-        OverflowError: A loop does not end.
+        OverflowError: A loop exceeds the iteration limit.
     """
     arrays: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
     last = {id(value): number for number, op in enumerate(graph.ops) for value in op.operands}

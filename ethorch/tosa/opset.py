@@ -22,7 +22,7 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """The TOSA 1.0 definition of one operator. ``operands`` of None allows any number (CONCAT, COND_IF)."""
+    """The TOSA 1.0 definition of one operator. None as ``operands`` allows any number (CONCAT, COND_IF)."""
 
     name: str
     operands: tuple[str, ...] | None

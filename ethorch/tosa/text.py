@@ -20,7 +20,7 @@ def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> s
 
 
 def from_text(text: str) -> Graph:
-    """Parse the output of ``to_text(constants=True)``. Raise ValueError with the line if it is malformed."""
+    """Parse the output of ``to_text(constants=True)``. Raise ValueError, with the line, if the text is malformed."""
     return _parse(text)
 
 

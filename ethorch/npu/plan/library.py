@@ -20,8 +20,8 @@ from ethorch.support import native
 from ethorch.support.errors import HostError
 
 FOLDER = Path(__file__).parent / "cpp"
-# Sums wrap at 32 bits if the result fits, memory is read as several types, and GCC 12 warns about uninitialized values in its
-# own intrinsics.
+# Intermediate sums wrap at 32 bits, memory is read as several types, and GCC 12 reports uninitialized values in its own
+# intrinsics.
 FLAGS = ["-O3", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno", "-w"]
 
 # Level -> (required CPU features, named as in /proc/cpuinfo; compiler flags).
