@@ -9,7 +9,7 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits, Range
 
 if TYPE_CHECKING:
-    from ethorch.targets import boards  # loading takes 0.15 seconds for NumPy and the simulator's registers
+    from ethorch.targets import boards  # importing NumPy and the simulator's registers takes 0.15 seconds
 
 __getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})
 

@@ -1,4 +1,4 @@
-"""Parse ``FIELD=VALUE`` assignments (``--set``) into settings."""
+"""Convert ``FIELD=VALUE`` assignments (``--set``) to settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNOREC
 
 
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
-    """Parse ``FIELD=VALUE`` words into settings, for ``with_assignments``.
+    """Convert ``FIELD=VALUE`` assignments to a dict of settings.
 
     VALUE is TOML, or a string if it is not valid TOML. ``modules.head=float`` sets one entry of a table.
 
     Raises:
-        SpecError: A word is malformed, a field is unknown, or a field is set to two values.
+        SpecError: An assignment is malformed, a field is unknown, or a field is set to two values.
     """
     names = [entry.name for entry in fields(Settings)]
     changes: dict[str, Any] = {}
@@ -51,10 +51,10 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
-    """Return a copy of the settings with the words applied. Entries are added to tables.
+    """Return a copy of the settings with the assignments applied. Table entries are added to existing tables.
 
     Raises:
-        SpecError: A word is malformed or a value is invalid.
+        SpecError: An assignment is malformed, or a value is invalid.
     """
     changes = parse_assignments(words)
     for field in TABLES:
@@ -64,10 +64,10 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
+    """Parse ``FIELD=A,B,C`` assignments (``--vary``). ``target=all`` selects every NPU.
 
     Raises:
-        SpecError: A word is malformed, or a field occurs twice.
+        SpecError: An assignment is malformed, or a field occurs twice.
     """
     axes: dict[str, list[Any]] = {}
     for word in words:
@@ -82,10 +82,10 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parse_latency(text: str) -> float:
-    """Convert ``5ms``, ``5`` or ``30fps`` to milliseconds.
+    """Convert a latency such as ``5ms``, ``5`` or ``30fps`` to milliseconds.
 
     Raises:
-        SpecError: The text is malformed, or the number is not above 0.
+        SpecError: The text is malformed, or the number is not positive.
     """
     match = _LATENCY.fullmatch(text.strip())
     number = 0.0 if match is None else float(match["number"])
@@ -102,7 +102,7 @@ def _parse_value(text: str) -> Any:
 
 
 def describe_fields() -> list[tuple[str, str, str]]:
-    """Return name, default and meaning of each field of ``Settings``."""
+    """Return the name, the default and the description of each field of ``Settings``."""
     attributes = (Settings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
     meanings: dict[str, str] = {}
     for entry in re.split(r"\n {8}(?=\w)", attributes):

@@ -1,4 +1,4 @@
-"""Compile specs: target, memories and compiler flags, convertible to ExecuTorch's CompileSpec list."""
+"""Compile specs. A spec selects a target, memories and compiler flags, and converts to ExecuTorch's CompileSpec list."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 DEFAULT_INI = "Arm/vela.ini"
 
-# Keys of the list. They match those of ExecuTorch's Arm backend.
+# Keys of the list, as in ExecuTorch's Arm backend.
 _TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
-_CONFIG = "vela_config"  # only ethorch's: an ini text in place of a file
+_CONFIG = "vela_config"  # only in ethorch: an ini text in place of a file
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # only ethorch's
 _RESIDENT = "ethorch_resident_bytes"  # only ethorch's
 _VERIFY = "ethorch_verify"  # only ethorch's
-_PLACEMENTS = "external_block_placements"  # only ExecuTorch's: blocks in a .ptd file
-# Keys that only ExecuTorch's backend uses. They are ignored when reading and never written.
+_PLACEMENTS = "external_block_placements"  # only in ExecuTorch: blocks in a .ptd file
+# Keys that only ExecuTorch's backend uses. They are ignored when a list is parsed, and never written.
 _INCUMBENT_ONLY = frozenset(
     (
         "tosa_spec",
@@ -43,20 +43,20 @@ _INCUMBENT_ONLY = frozenset(
     )
 )
 
-#: Size of the NPU's arena: unlimited, or the smallest without additional cycles.
+#: Arena sizes: unlimited, or the smallest that adds hardly any cycles.
 FAST, FREE = "fast", "free"
 
 SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 
 
 class ArmCompileSpec:
-    """Base class of compile specs: debug output and the list form.
+    """Base class of compile specs. Implements debug output and the conversion to and from lists.
 
-    Subclasses define ``_OUTPUT_FORMAT``, which identifies them in a list, ``_own_items`` and ``_from_items``.
+    Subclasses define ``_own_items``, ``_from_items`` and ``_OUTPUT_FORMAT``, which identifies the class in a list.
     """
 
     class DebugMode(enum.Enum):
-        """Debug artifact written in addition to the intermediate ones."""
+        """The debug artifact to write in addition to the intermediate artifacts."""
 
         JSON = 1
         TOSA = 2
@@ -74,16 +74,16 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa and its text to a folder, initially and after each rewrite. Returns self."""
+        """Write each delegate's TOSA graph as .tosa and as text to a folder, and the graph after each rewrite. Return the spec."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
     def dump_debug_info(self: SpecT, debug_mode: ArmCompileSpec.DebugMode | str | None) -> SpecT:
-        """Write debug information into the same folder. Returns self."""
+        """Write debug information to the folder for intermediate artifacts. Return the spec."""
         if debug_mode is None:
             self.tosa_debug_mode = None
             return self
-        name = str(getattr(debug_mode, "name", debug_mode))  # ExecuTorch's own enum has the same names
+        name = str(getattr(debug_mode, "name", debug_mode))  # ExecuTorch's enum has the same names
         modes = ArmCompileSpec.DebugMode.__members__
         if name not in modes:
             raise unknown_name("debug mode", name, modes)
@@ -99,7 +99,7 @@ class ArmCompileSpec:
         )
 
     def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
-        """Warn that the call has no effect, because outputs keep the program's order. Returns self."""
+        """Warn that the call has no effect, because outputs always keep the program's order. Return the spec."""
         warnings.warn(
             "set_output_order_workaround() has no effect: outputs always keep the program's order.",
             DeprecationWarning,
@@ -112,12 +112,12 @@ class ArmCompileSpec:
         return False
 
     def to_list(self) -> list[CompileSpec]:
-        """Return ExecuTorch's list of keys and values, each with the attribute ``from_ethorch``.
+        """Return the spec as ExecuTorch's list of CompileSpecs.
 
-        The attribute distinguishes it from a list of ``executorch.backends.arm``, whose backends have the same names.
+        Each item has the attribute ``from_ethorch``, because the backends of ``executorch.backends.arm`` have the same names.
 
         Raises:
-            SpecError: Debug information is requested without a folder.
+            SpecError: Debug information is requested, but no folder is set.
         """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
@@ -127,7 +127,7 @@ class ArmCompileSpec:
         return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
-        """Return the keys and values of ``to_list`` without importing ExecuTorch.
+        """Return the keys and values of ``to_list``. Does not import ExecuTorch.
 
         Raises:
             SpecError: See ``to_list``.
@@ -144,9 +144,9 @@ class ArmCompileSpec:
         return [(key, value.encode()) for key, value in items.items()]
 
     def publish(self: SpecT) -> SpecT:
-        """Return the spec as stored in a .pte, independent of the computer.
+        """Return the copy that is stored in a .pte. It does not depend on the host.
 
-        It omits the artifact folder, folders of ini files, and flags without effect.
+        The copy omits the artifact folder, folders of ini files, and flags that have no effect.
 
         Raises:
             SpecError: See ``to_list``.
@@ -157,14 +157,14 @@ class ArmCompileSpec:
 
     @classmethod
     def from_list(cls: type[SpecT], compile_specs: Iterable[CompileSpec]) -> SpecT:
-        """Parse the list of ``to_list`` or of ExecuTorch's Arm backend. Raise SpecError for other lists."""
+        """Parse a list from ``to_list`` or from ExecuTorch's Arm backend. Raise SpecError for other lists."""
         return cls.from_pairs(
             (item.key, item.value if isinstance(item.value, str) else bytes(item.value)) for item in compile_specs
         )
 
     @classmethod
     def from_pairs(cls: type[SpecT], pairs: Iterable[tuple[str, bytes | str]]) -> SpecT:
-        """Parse keys and values, e.g. from a .pte, without importing ExecuTorch.
+        """Parse keys and values, e.g. from a .pte. Does not import ExecuTorch.
 
         Raises:
             SpecError: A key is repeated, unknown or missing, or a value is invalid.
@@ -197,7 +197,7 @@ class ArmCompileSpec:
 
     @classmethod
     def of(cls: type[SpecT], spec: SpecT | Sequence[CompileSpec]) -> SpecT:
-        """Convert a spec or its list form to a spec."""
+        """Return the spec for a list from ``to_list``. A spec is returned unchanged."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
@@ -218,25 +218,25 @@ class ArmCompileSpec:
 
 
 class EthosUCompileSpec(ArmCompileSpec):
-    """Compile spec of an Ethos-U NPU.
+    """A compile spec for an Ethos-U NPU.
 
     Args:
         target: One of ``ethorch.targets.TARGETS``, e.g. ``"ethos-u55-128"``.
-        system_config, memory_mode: ``System_Config`` and ``Memory_Mode`` sections of the ini. Default: those of the target.
-        extra_flags: Further flags of Vela's command line, as a list or one string.
+        system_config, memory_mode: ``System_Config`` and ``Memory_Mode`` sections of the ini file. Default: those of the target.
+        extra_flags: Additional Vela command-line flags, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
-        arena: Size of the NPU's arena. ``"fast"`` allows any size. ``"free"`` is the smallest size that costs hardly more cycles
-            (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and ``--optimise`` take
-            precedence.
-        resident_bytes: Bytes by which the scratch region may grow for copies of weights that are read several times per call
+        arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds hardly
+            any cycles (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and
+            ``--optimise`` take precedence.
+        resident_bytes: Maximum growth of the scratch region for copies of weights that are read several times per call
             (``ethorch.vela.resident``).
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
-            spec and each delegate in the ``.pte`` contain it (about 600 bytes).
-        verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and insert copies if they differ
-            (``ethorch.vela.repair``).
+            spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
+        verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and to insert copies if the results
+            differ (``ethorch.vela.repair``).
 
     Raises:
-        SpecError: A name or flag is unknown. The message lists the known ones.
+        SpecError: A name, flag or value is invalid.
     """
 
     _OUTPUT_FORMAT = "vela"
@@ -277,7 +277,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.system_config: str = self._choose("system_config", system_config, self.target.default_system_config)
         self.memory_mode: str = self._choose("memory_mode", memory_mode, self.target.default_memory_mode)
         self.config_files = tuple(dict.fromkeys(self.config_files))
-        memory = self.memory_system  # refuses unknown sections before lowering
+        memory = self.memory_system  # raises SpecError for unknown sections before lowering
         largest = 1 << self.target.address_bits
         for what, size in (
             ("--arena-cache-size", self.flags.get("--arena-cache-size")),
@@ -305,24 +305,24 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def tosa_spec(self) -> TosaSpecification:
-        """TOSA specification that Vela compiles for the target."""
+        """The TOSA specification that Vela supports for the target."""
         return TosaSpecification("1.0", ("INT",), FAMILIES[self.target.family].tosa_extensions)
 
     @property
     def vela_config(self) -> VelaConfig:
-        """Parsed ini files or ini text."""
+        """The parsed ini files or ini text."""
         if self.config_text is not None:
             return vela_ini.parse(self.config_text, "the generated configuration")
         return vela_ini.load(self.config_files)
 
     @property
     def memory_system(self) -> MemorySystem:
-        """Clock and memories of ``system_config`` and ``memory_mode``."""
+        """The clock and memories defined by ``system_config`` and ``memory_mode``."""
         return self.vela_config.memory_system(self.system_config, self.memory_mode)
 
     @property
     def bytes_per_cycle(self) -> dict[str, float]:
-        """Peak bytes per NPU cycle of each memory: port width times the memory's clock relative to the NPU's.
+        """The peak bandwidth of each memory in bytes per NPU cycle.
 
         Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle.
         """
@@ -334,7 +334,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def arena_cache_bytes(self) -> int:
-        """Staging memory for Vela in bytes, from the flag, the memory mode, or the NPU's address range."""
+        """The arena limit passed to Vela in bytes: ``--arena-cache-size``, the memory mode's size, or the NPU's address range."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
             if size is not None:
                 return size
@@ -342,7 +342,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """Equivalent flags of Vela's command line. ``config_text`` appears as an ini file name."""
+        """The equivalent Vela command line. ``config_text`` is represented by the name of an ini file."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():
@@ -357,7 +357,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         ]
 
     def publish(self) -> EthosUCompileSpec:
-        """Return the spec as stored in a .pte."""
+        """Return the copy that is stored in a .pte."""
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)
@@ -367,7 +367,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def flags_without_effect(self) -> dict[str, str]:
-        """Accepted flags without effect, with the reason."""
+        """The accepted flags that have no effect, each with the reason."""
         return {name: FLAGS[name].effect for name in self.flags if FLAGS[name].effect != "used"}
 
     def _own_items(self) -> dict[str, str]:
@@ -388,7 +388,7 @@ class EthosUCompileSpec(ArmCompileSpec):
             raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
         text = items.pop(_CONFIG, None)
         *files, ini = flags.pop("--config", [DEFAULT_INI])
-        if text is not None:  # the flags name a file that may not exist
+        if text is not None:  # the file in the flags may not exist
             files, ini = [], DEFAULT_INI
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)

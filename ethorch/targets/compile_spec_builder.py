@@ -1,4 +1,4 @@
-"""Builder of compile specs from ExecuTorch's Arm backend up to 0.7."""
+"""Compile spec builder of ExecuTorch's Arm backend up to version 0.7."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ArmCompileSpecBuilder:
-    """Builder of a compile spec list. Call a method for the target, then ``build()``."""
+    """A builder for compile spec lists. Call a method for the target, then ``build()``."""
 
     def __init__(self) -> None:
         self._spec: ArmCompileSpec | None = None
@@ -55,7 +55,7 @@ class ArmCompileSpecBuilder:
         return self
 
     def build(self) -> list[CompileSpec]:
-        """Return the list for quantizer and partitioner."""
+        """Return the compile spec list for the quantizer and the partitioner."""
         if self._spec is None:
             raise SpecError(
                 "ArmCompileSpecBuilder has no target. Call ethosu_compile_spec() or tosa_compile_spec() before build()."

@@ -1,7 +1,7 @@
-"""CPU operators: rates for estimates, forms in a .pte, and complex kernels.
+"""CPU operators: rates for estimates, replacements in a .pte, and kernels for complex tensors.
 
-``cpu_operators.csv`` has a row for each operator and form. Firmware registers its C kernels by name
-(``ethorch.deploy.firmware.operators``); a test requires a row for each.
+``cpu_operators.csv`` has a row for each operator. Firmware registers its C kernels by name
+(``ethorch.deploy.firmware.operators``), and a test requires a row for each kernel.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ _TABLE = Path(__file__).with_name("cpu_operators.csv")
 
 
 class CpuOperator(NamedTuple):
-    """An operator that CPUs run.
+    """An operator that CPUs can run.
 
     Attributes:
         rate: Key of ``ethorch.figures.RATES``.
-        has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. Kernels with two tensors require equal shapes.
+        has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. If it reads two tensors, their shapes must be
+            equal.
     """
 
     rate: str
@@ -38,7 +39,6 @@ def _read() -> tuple[dict[str, CpuOperator], dict[str, str]]:
 
 
 def _full_name(name: str) -> str:
-    """Return e.g. ``aten.relu.default`` for ``relu`` and ``aten.add.Tensor`` for ``add.Tensor``."""
     if name.count(".") == 2:
         return name
     return f"aten.{name}" if "." in name else f"aten.{name}.default"
@@ -47,7 +47,7 @@ def _full_name(name: str) -> str:
 def base_name(operator: str) -> str:
     """Return the name without namespace, overload, outer underscores and ``_copy``.
 
-    ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
+    For example, ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
     """
     name = operator.rpartition("::")[2]
     if name == operator and operator.count(".") > 1:  # aten.view.default
@@ -58,6 +58,6 @@ def base_name(operator: str) -> str:
 _operators, _forms = _read()
 #: Base name -> operator.
 CPU_OPERATORS: Mapping[str, CpuOperator] = MappingProxyType(_operators)
-#: Full name -> how the writer of the .pte represents the operator: ``unchanged``; ``promoted`` or ``promoted_to_float``, unchanged
+#: Full name -> form in which the .pte contains the operator: ``unchanged``; ``promoted`` or ``promoted_to_float``, unchanged
 #: after casts of both operands to one dtype; ``view``, ``cast`` or ``clone``; or a function of ``backend/emit/cpu_operators.py``.
 FORMS: Mapping[str, str] = MappingProxyType(_forms)

@@ -11,17 +11,17 @@ from ethorch.tosa.limits import Limits
 
 @dataclass(frozen=True)
 class Family:
-    """One generation of NPUs.
+    """A generation of NPUs.
 
     Attributes:
         name: ``u55``, ``u65`` or ``u85``.
-        vela_arch: Architecture name of Vela's in-process compiler.
-        default_system_config, default_memory_mode: Default sections of Vela's vela.ini, as in ExecuTorch's EthosUCompileSpec
-            (executorch 1.4.1, backends/arm/ethosu/compile_spec.py), like ``tosa_extensions``.
-        address_bits: Width of the memory ports' addresses (Vela's axi_port_address_width).
+        vela_arch: Vela's name for the architecture.
+        tosa_extensions: Supported TOSA extensions, as in ExecuTorch 1.4.1 (backends/arm/ethosu/compile_spec.py).
+        default_system_config, default_memory_mode: Default sections of Vela's vela.ini. Source: see ``tosa_extensions``.
+        address_bits: Address width of the memory ports (Vela's axi_port_address_width).
         port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
-        limits: Limits by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py compiles each limit and the next value.
-        tuning: Fastest forms of equivalent TOSA.
+        limits: Limits, keyed by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py checks each limit.
+        tuning: Choices of lowerings and rewrites.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``TARGETS``: all Ethos-U configurations as data."""
+"""All Ethos-U configurations (``TARGETS``)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TUNING: Mapping[str, Tuning] = MappingProxyType({name: family.tuning for name, f
 
 @dataclass(frozen=True)
 class Target:
-    """One NPU configuration.
+    """An NPU configuration. Fields after ``cores`` are those of :class:`Family`.
 
     Attributes:
         name: Value of Vela's ``--accelerator-config``, e.g. ``ethos-u55-128``.
-        family: ``u55``, ``u65`` or ``u85``. Fields after ``cores`` are those of :class:`Family`.
-        macs: 8-bit multiply-accumulates per cycle of all cores.
-        cores: MAC engines with ``macs / cores`` each, as in Vela's accelerator_configs.
+        family: ``u55``, ``u65`` or ``u85``.
+        macs: 8-bit multiply-accumulates per cycle, summed over all cores.
+        cores: Number of MAC engines, each with ``macs / cores``. Source: Vela's accelerator_configs.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Target:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """Float dtypes that the NPU computes in: none."""
+        """The float dtypes that the NPU supports. Always empty."""
         return ()
 
     @property
     def integers(self) -> bool:
-        """True, because the NPU computes with quantized tensors."""
+        """True if the target supports quantized tensors. Always True."""
         return True
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ _CONFIGURATIONS = (
     ("ethos-u85-1024", "u85", 1024, 1),
     ("ethos-u85-2048", "u85", 2048, 1),
 )
-#: NPUs with 16 KB of SHRAM. Source: Vela 5.2 ethos_u55.cpp, s_EthosU55Configs.
+#: NPUs that have 16 KB of SHRAM. Source: Vela 5.2 ethos_u55.cpp, s_EthosU55Configs.
 _SMALL_SHRAM = ("ethos-u55-32", "ethos-u55-64")
 
 
@@ -96,7 +96,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 
 
 def lookup(name: str) -> Target:
-    """Return a target by name, in any case, with or without ``ethos-``. Raise SpecError for unknown names."""
+    """Return a target by name, ignoring case. The prefix ``ethos-`` is optional. Raise SpecError if the name is unknown."""
     lower_name = name.lower() if isinstance(name, str) else ""
     target = TARGETS.get(lower_name) or TARGETS.get(f"ethos-{lower_name}")
     if target is None:

@@ -1,4 +1,4 @@
-"""Selection among methods of one model with several input shapes, recorded in a constant method of the .pte."""
+"""Selection among methods that are compiled from one model for several input shapes. A constant method of the .pte records them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.tosa.layout import nhwc_axis
 #: Name of the constant method that records the shapes as JSON. See ``Selection``.
 SHAPES = "ethorch_shapes"
 
-#: Index of the tensor, axis, and elements per unit of the size.
+#: Tuples of tensor index, axis, and number of elements per unit of the padded size.
 Places = tuple[tuple[int, int, int], ...]
 
 
@@ -25,8 +25,8 @@ class Padding:
     """An axis along which inputs can be padded, because earlier results do not depend on later elements.
 
     Attributes:
-        inputs: Positions in the inputs.
-        outputs: Positions in the outputs, which are cropped to the input's size.
+        inputs: The axis in each input.
+        outputs: The axis in each output. Outputs are cropped to the size of the unpadded input.
     """
 
     inputs: Places
@@ -35,11 +35,11 @@ class Padding:
 
 @dataclass(frozen=True)
 class Selection:
-    """Methods of one model with several input shapes.
+    """Methods that are compiled from one model for several input shapes.
 
     Attributes:
-        shapes: Input shapes by method, smallest first.
-        paddings: Axes that may be padded.
+        shapes: Input shapes, keyed by method, smallest first.
+        paddings: Axes along which inputs can be padded.
     """
 
     shapes: dict[str, Shapes]
@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Read the selection that a program records, if any."""
+        """Read the selection that a program records. Return None if there is none."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None
@@ -69,10 +69,10 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Convert the selection to channels last.
+        """Return the selection for inputs and outputs in NHWC layout.
 
         Args:
-            ranks: Ranks of inputs and outputs.
+            ranks: Ranks of all inputs, and ranks of all outputs.
         """
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
@@ -82,7 +82,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the smallest method for these shapes, possibly padded, or None."""
+        """Return the name of the smallest method that accepts inputs of these shapes, including padding, or None."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:
@@ -100,7 +100,7 @@ class Selection:
         return {shapes[number][axis] / step for number, axis, step in padding.inputs}
 
     def fill(self, inputs: Sequence[Any], method: str) -> list[Any]:
-        """Pad the inputs with zeros to the shapes of the method."""
+        """Pad the inputs with zeros to the input shapes of a method."""
         padded_inputs = []
         for x, shape in zip(inputs, self.shapes[method], strict=True):
             if hasattr(x, "shape") and tuple(x.shape) != shape:
@@ -112,7 +112,11 @@ class Selection:
         return padded_inputs
 
     def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Remove the padding of inputs with these shapes from the outputs."""
+        """Crop the outputs to the sizes that correspond to unpadded inputs.
+
+        Args:
+            shapes: Shapes of the unpadded inputs.
+        """
         cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))
@@ -122,7 +126,7 @@ class Selection:
         return cropped
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:
-        """Create the error for inputs that fit no method."""
+        """Create the error for inputs that no method accepts."""
         axes = sorted({(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs})
         words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""
@@ -137,7 +141,7 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def shapes_of(inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Return the shapes of flat inputs; () for numbers."""
+    """Return the shapes of flat inputs. The shape of a number is ``()``."""
     return [tuple(getattr(x, "shape", ())) for x in inputs]
 
 

@@ -1,4 +1,4 @@
-"""All user settings of a program as one value, stored with the .pte."""
+"""User settings of a program, combined in one value and stored with the .pte."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
 from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
-#: Quantization schemes by name; ``ethorch.quantization.schemes`` has the configs. Modules with ``float`` stay on the CPU.
+#: Names of quantization schemes. ``ethorch.quantization.schemes`` contains their configs.
 SCHEMES = {
     "int8": "int8 activations, int8 weights with a scale per channel",
     "int8-per-tensor": "int8 activations, int8 weights with one scale per tensor",
     "a16w8": "int16 activations, int8 weights with a scale per channel",
     "a8w4": "int8 activations, int4 weights with a scale per channel",
 }
-#: Schemes for names that contain only a width.
+#: Schemes to suggest for names that contain only a bit width.
 _SCHEMES_BY_WIDTH = {"int16": "a16w8", "16x8": "a16w8", "int4": "a8w4"}
-#: Version of the layout of ``settings.toml`` and ``program.json``.
+#: Version of the format of ``settings.toml`` and ``program.json``.
 FORMAT = 1
-#: Target if neither target nor board is set.
+#: Default target if no board is set.
 DEFAULT_TARGET = "ethos-u55-128"
 #: Input shapes of a method.
 Shapes = tuple[tuple[int, ...], ...]
-#: Additional scheme of single modules.
+#: Scheme of modules that stay on the CPU.
 FLOAT = "float"
 #: Scheme recorded for a ``QuantizationConfig``, which files cannot contain.
 CUSTOM = "custom"
-#: Keys of the table ``samples`` with their value types.
+#: Keys of the table ``samples`` and the types of their values.
 SAMPLES: dict[str, tuple[type, ...]] = {
     "calibrate": (str, list, tuple), "max_samples": (int,), "mean": (list, tuple), "std": (list, tuple), "weights": (str,),
 }  # fmt: skip
 #: Types of a program's float inputs and outputs.
 IO_TYPES = ("float32", "int8", "uint8", "int16")
-#: Axis order of inputs and outputs of rank 4 and 5: that of the model, channels last, or the faster one.
+#: Layout of inputs and outputs of rank 4 and 5: as in the model, channels last, or the faster of these.
 IO_LAYOUTS = NCHW, NHWC, AUTO_LAYOUT = "nchw", "nhwc", "auto"
-#: Operators on the NPU: all supported ones, all but products of two activations, or the faster of both.
+#: Operators on the NPU: all supported ones, all except products of two activations, or the faster of these choices.
 PARTITIONS = NPU, CPU_MATMUL, COST = "npu", "cpu-matmul", "cost"
 #: Memory from which the NPU reads weights.
 CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
@@ -61,8 +61,8 @@ _DECIMAL = re.compile(r"\s*\d{1,10}\s*")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _MOST_BYTES = 2**63 - 1
-_MOST_SIZE = 2**31 - 1  # limit of an axis
-#: Types of settings without other checks, and their names in messages.
+_MOST_SIZE = 2**31 - 1  # maximum size of an axis
+#: Types of settings that have no other checks, and their descriptions in messages.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("target", "io", "io_layout", "partition"), ((str,), "a text")),
     **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
@@ -74,7 +74,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def bytes_of(size: int | str | None, what: str) -> int | None:
-    """Parse a size in bytes: a number, or a text such as ``"256K"`` or ``"1.5 MiB"``. K, M and G are powers of 1024.
+    """Parse a size in bytes: a number, or a string such as ``"256K"`` or ``"1.5 MiB"``. K, M and G are powers of 1024.
 
     Raises:
         SpecError: The size is malformed or negative.
@@ -91,10 +91,12 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
 def shapes_from(description: Any) -> tuple[Shapes, ...]:
     """Return the input shapes of each method.
 
-    The shapes of a method are a string such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input.
+    Args:
+        description: A sequence with an entry for each method: a string such as ``"1x64x32,1x64"``, a sequence of shapes, or the
+            shape of a single input.
 
     Raises:
-        SpecError: A size is not a positive integer, or two methods have equal shapes.
+        SpecError: A size is not a positive integer, or two methods have the same shapes.
     """
     if isinstance(description, str) or not isinstance(description, Sequence):
         description = [description]
@@ -138,7 +140,7 @@ def _unknown_scheme(kind: str, scheme: str, names: Iterable[str]) -> SpecError:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer above the range of float
+    except OverflowError:  # an integer exceeds the range of float
         return False
 
 
@@ -149,43 +151,45 @@ def _is_size(value: Any) -> bool:
 @suggest_keywords
 @dataclass(frozen=True)
 class Settings:
-    """Target and options of a compilation.
+    """The target and the options of a compilation.
 
     Attributes:
-        target: NPU, see ``ethorch targets``. Default: the board's first, or ``ethos-u55-128``.
-        scheme: Quantization scheme of the model, one of SCHEMES, or a ``QuantizationConfig``, which files record as ``custom``.
-        modules: Scheme by name of a submodule, or FX name of an operator. ``float`` keeps it on the CPU.
-        io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
-        io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw``, as in the model, ``nhwc``, channels last, or ``auto``,
-            the faster one. A program's settings contain its actual layout.
-        partition: Operators on the NPU: ``npu``, all supported ones, ``cpu-matmul``, all but products of two int8 activations,
-            which ExecuTorch's ``cortex_m`` library computes, or ``cost``, the faster by estimate. A program's settings contain
-            its actual partition. The speed of the CPU kernel is assumed (``ethorch.figures.RATES``).
-        shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the example inputs' shapes. A call
-            uses the smallest method that fits (``ethorch.program.shapes``).
+        target: Name of the NPU, see ``ethorch targets``. Default: the board's first NPU, or ``ethos-u55-128``.
+        scheme: Quantization scheme of the model: one of SCHEMES, or a ``QuantizationConfig``, which is saved as ``custom``.
+        modules: Schemes, keyed by submodule name or by FX name of an operator. The scheme ``float`` keeps operators on the CPU.
+        io: Type of inputs and outputs that are float in the model: one of IO_TYPES.
+        io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
+            (the faster layout). A program's settings contain the selected layout.
+        partition: Operators on the NPU: ``npu`` (all supported operators), ``cpu-matmul`` (all except products of two int8
+            activations, which ExecuTorch's ``cortex_m`` library computes) or ``cost`` (the faster of the two, if the CPU kernel is
+            as fast as assumed in ``ethorch.figures.RATES``). A program's settings contain the selected partition.
+        shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the shapes of the example inputs. A call
+            uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
-        config_ini: Vela's ``Arm/vela.ini`` or another file.
-        vela_flags: Further flags of Vela's command line.
-        arena: Size of the NPU's arena: ``free`` (the smallest that costs hardly more cycles), ``fast`` (any size), or a limit in
+        config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
+        vela_flags: Additional Vela command-line flags.
+        arena: Size of the NPU's arena: ``free`` (the smallest that adds hardly any cycles), ``fast`` (any size), or a limit in
             bytes.
-        constants: Memory of the weights. ``flash`` follows the memory mode. With ``sram``, firmware copies the weights to SRAM at
-            startup. ``auto`` uses SRAM for all or some weights if ``ram`` allows it and it saves cycles. A size in bytes lets the
-            arena grow by as much for weights that are read several times per call; the NPU copies them at the start of the call.
-        ram, flash: Limits in bytes of the whole application.
-        latency_ms: Limit of the estimated milliseconds per inference.
-        min_sqnr_db: Least SQNR relative to the float model.
-        board: Board, see ``ethorch boards``, or a TOML file. It defines targets, clocks, memories, and limits of RAM and flash.
+        constants: Memory for the weights. ``flash`` follows the memory mode. With ``sram``, firmware copies the weights to SRAM at
+            startup. ``auto`` uses SRAM for all or some weights if this saves cycles and does not exceed ``ram``. A size in bytes is
+            the maximum growth of the arena for weights that are read several times per call. The NPU copies these weights at the
+            start of the call.
+        ram, flash: Limits of the whole application in bytes.
+        latency_ms: Limit of the estimated inference time in milliseconds.
+        min_sqnr_db: Minimum SQNR relative to the float model.
+        board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
+            limits of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.
-        share_weights: Whether methods share equal constants, stored as named data of the program. Firmware requires ethorch's
-            delegate, or ExecuTorch's since 1.5.
-        etrecord: Whether to create ExecuTorch's ETRecord, which its Inspector requires to map events to operators.
-            ``Program.save`` writes it into the folder. Compilation then uses ExecuTorch's slower lowering.
+        share_weights: Whether methods share equal constants. These are stored as named data of the program, for which firmware
+            requires the delegate of ethorch or of ExecuTorch 1.5.
+        etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
+            writes it to the folder. Compilation then uses ExecuTorch's slower lowering.
         samples: Inputs of commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
-            (per channel, of images in 0..1), and ``weights``, a file with the state dict.
+            (per channel, of images in 0..1), and ``weights`` (a file with the state dict).
 
     Raises:
-        SpecError: A name, size or number is invalid, or the board cannot have the target.
-        BoardError: The board's file is invalid.
+        SpecError: A name, size or number is invalid, or the board does not support the target.
+        BoardError: The board file is invalid.
     """
 
     target: str = ""
@@ -251,7 +255,7 @@ class Settings:
         try:
             object.__setattr__(self, "target", self.spec.target.name)  # raises SpecError for unsupported settings
         except SpecError:
-            if not is_default:  # a target chosen later may support them; compilation checks again
+            if not is_default:  # a target set later may support these settings; compilation checks them again
                 raise
 
     def _check_types(self) -> None:
@@ -280,32 +284,32 @@ class Settings:
 
     @property
     def channels_last(self) -> bool:
-        """True if inputs and outputs of rank 4 and 5 have channels last."""
+        """True if inputs and outputs of rank 4 and 5 are in NHWC layout."""
         return self.io_layout == NHWC
 
     @cached_property
     def described(self) -> Board | None:
-        """The loaded board, or None."""
+        """The loaded board, or None if no board is set."""
         return None if self.board is None else load_board(self.board)
 
     @cached_property
     def slot(self) -> NpuSlot | None:
-        """The target's slot on the board, or None without a board. Raises SpecError if no slot supports the target."""
+        """The target's slot on the board, or None if no board is set. Raise SpecError if no slot supports the target."""
         return None if self.described is None else self.described.npu(self.target)[0]
 
     @property
     def ram_limit(self) -> int | None:
-        """Limit of RAM for the application: ``ram``, else that of the board, else None."""
+        """The RAM limit of the application in bytes: ``ram``, or else the board's RAM. None if neither is set."""
         return self.described.ram_bytes if self.ram is None and self.described is not None else self.ram
 
     @property
     def flash_limit(self) -> int | None:
-        """Limit of flash for the application. See ``ram_limit``."""
+        """The flash limit of the application. See ``ram_limit``."""
         return self.described.flash_bytes if self.flash is None and self.described is not None else self.flash
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """Compile spec of these settings. ``auto`` constants are in flash.
+        """The compile spec for these settings. If ``constants`` is ``auto``, weights are in flash.
 
         Raises:
             SpecError: The target does not support the settings, or ``auto`` is used without a RAM limit.
@@ -338,7 +342,7 @@ class Settings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data for ``from_json``."""
+        """Return the settings as JSON-compatible values. See ``from_json``."""
         shapes = [[list(shape) for shape in method_shapes] for method_shapes in self.shapes]
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         tables = {"modules": dict(self.modules), "samples": dict(self.samples)}
@@ -347,7 +351,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """Convert the output of ``to_json``, or a subset of its keys.
+        """Create settings from the result of ``to_json``, or from a subset of its keys.
 
         Raises:
             SpecError: A key or value is unknown.
@@ -361,17 +365,17 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with changes, ignoring None. A change of the board resets the target."""
+        """Return a copy with some fields changed. Changes to None are ignored. If the board changes, the target is reset."""
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:
-        """Convert to TOML, omitting default values except target and scheme.
+        """Convert to TOML. Default values are omitted, except target and scheme.
 
         Args:
-            board: Name of the board's file in the folder of the settings.
+            board: Name of the board file in the folder of the settings file.
         """
         default = type(self)().to_json()
         values = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
@@ -381,15 +385,15 @@ class Settings:
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the settings", folder: Path | None = None) -> Settings:
-        """Parse TOML of ``to_toml`` or of a user.
+        """Parse a TOML text.
 
         Args:
-            name: Name of the file in messages.
-            folder: Folder that is searched first for the board's file.
+            name: File name in error messages.
+            folder: Folder to search first for the board file.
 
         Raises:
             SpecError: The text is not TOML, or a key or value is unknown.
-            BoardError: The board's file is invalid.
+            BoardError: The board file is invalid.
         """
         try:
             data = parse_toml(text, name)
@@ -408,11 +412,11 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read a TOML file. A board's file in the same folder takes precedence.
+        """Read a TOML file. A board file in the same folder takes precedence.
 
         Raises:
             SpecError: The file cannot be read, or its contents are invalid.
-            BoardError: The board's file is invalid.
+            BoardError: The board file is invalid.
         """
         try:
             text = read_text(file)

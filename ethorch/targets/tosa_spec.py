@@ -16,7 +16,7 @@ from ethorch.tosa.opset import OPSET
 
 @dataclass(frozen=True)
 class TosaTarget:
-    """TOSA itself as a target, with the same properties as an NPU."""
+    """The TOSA specification as a target, with the same properties as an NPU."""
 
     name: str
     limits: Mapping[str, Limits]
@@ -29,7 +29,7 @@ class TosaTarget:
 
 
 class TosaCompileSpec(ArmCompileSpec):
-    """Compile spec for TOSA flatbuffers, for flows that compile them later.
+    """A compile spec for TOSA flatbuffers that another tool compiles.
 
     Raises:
         SpecError: The text is not a TOSA specification.
@@ -43,7 +43,7 @@ class TosaCompileSpec(ArmCompileSpec):
 
     @property
     def target(self) -> TosaTarget:
-        """Target without limits, except for omitted extensions. ``u55`` adds the limits of Ethos-U55."""
+        """The target. It has no limits except for omitted extensions. ``u55`` adds the limits of Ethos-U55."""
         family = "u55" if self.tosa_spec.is_U55_subset else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):

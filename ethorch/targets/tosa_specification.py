@@ -1,4 +1,4 @@
-"""TOSA version, profiles and extensions, e.g. "TOSA-1.0+INT+int16"."""
+"""TOSA versions with profiles and extensions, e.g. "TOSA-1.0+INT+int16"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 
-#: Extension -> its operators or types, which ethorch does not emit. ExecuTorch's Arm backend emits some of them.
+#: Extension -> operators or types of the extension that ethorch does not emit. ExecuTorch's Arm backend emits some of them.
 _NOT_LOWERED: Mapping[str, str] = {
     "fp8e4m3": "FP8 tensors",
     "fp8e5m2": "FP8 tensors",
@@ -45,12 +45,12 @@ class TosaSpecification:
         """Parse a specification such as ``"TOSA-1.0+INT+int16"``.
 
         Raises:
-            SpecError: The text is malformed, has no profile, or has a version or extension that is unknown or not supported.
+            SpecError: The text is malformed, contains no profile, or contains an unsupported version or extension.
         """
         match = _FORM.fullmatch(text)
         if not match:
             raise SpecError(f"{text!r} is not a TOSA specification; expected the form 'TOSA-1.0+INT+int16'.")
-        version = ".".join(str(int(number)) for number in match.group(1).split("."))  # 1.00 is 1.0
+        version = ".".join(str(int(number)) for number in match.group(1).split("."))  # 1.00 becomes 1.0
         parts = [part for part in match.group(2).split("+") if part]
         if version not in PROFILES:
             raise unknown_name("TOSA version", version, PROFILES)
@@ -71,19 +71,19 @@ class TosaSpecification:
 
     @property
     def is_U55_subset(self) -> bool:  # the name in ExecuTorch's Arm backend
-        """True for the subset of Ethos-U55."""
+        """True if the specification is limited to the TOSA subset that Ethos-U55 supports."""
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:
-        """Return True for the profile INT."""
+        """Return True if the specification contains the profile INT."""
         return "INT" in self.profiles
 
     def support_float(self) -> bool:
-        """Return True for the profile FP."""
+        """Return True if the specification contains the profile FP."""
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:
-        """Return True if the extension, such as ``int16``, is included."""
+        """Return True if the specification contains an extension such as ``int16``."""
         return extension in self.extensions
 
     def __str__(self) -> str:

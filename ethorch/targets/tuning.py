@@ -1,6 +1,6 @@
-"""Fastest forms of equivalent TOSA, per NPU family. Results differ in the last bit at most.
+"""The fastest forms of equivalent TOSA operators for each NPU family. Results differ by at most the last bit.
 
-``docs/measurements.md`` has the measured cycles, which ``python -m bench.tuning`` repeats.
+``docs/measurements.md`` contains the measured cycles. ``python -m bench.tuning`` repeats the measurements.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:
-    """Cost of a contiguous row of bytes in a TRANSPOSE that moves rows individually."""
+    """The cost of a contiguous row of bytes in a TRANSPOSE that moves rows individually."""
 
-    #: Cycles of the shortest row.
+    #: Minimum cycles per row.
     cycles: float
-    #: Cycles times the square of the shorter exchanged extent, because blocks are narrow there.
+    #: Minimum cycles per row, times the square of the smaller exchanged extent. Blocks are narrow if this extent is small.
     narrow_cycles: float
-    #: Cycles of a row shorter than ``short_bytes``, times the second extent over the first,
+    #: Minimum cycles of a row shorter than ``short_bytes``, multiplied by first / second extent,
     tall_cycles: float
-    #: and times the first over the second.
+    #: and multiplied by second / first extent.
     wide_cycles: float
     short_bytes: int
 
     def of(self, first: int, second: int, inner_bytes: int) -> float:
-        """Return the least cycles of a row of [first, second, inner_bytes]."""
+        """Return the minimum cycles per row to transpose [first, second, inner_bytes]."""
         narrow = self.narrow_cycles / min(first, second) ** 2
         short = inner_bytes < self.short_bytes
         uneven = max(self.tall_cycles * first / second, self.wide_cycles * second / first) if short else 0.0
@@ -33,21 +33,21 @@ class RowCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TransposeCost:
-    """Cost of a TRANSPOSE: as steps that exchange two adjacent blocks of axes, and as one operation of Vela."""
+    """The cost of a TRANSPOSE, split into steps that exchange two adjacent blocks of axes, or as a single Vela operation."""
 
-    #: Cycles per byte of a step.
+    #: Cycles per byte in a step.
     cycles_per_byte: float
-    #: Cycles per step. Small tensors are therefore not split.
+    #: Constant cycles of each step. Because of these, small tensors are not split.
     step_cycles: float
-    #: Least cycles per byte of Vela's own operation if it exchanges axes in pairs. Other orders take twice as many.
+    #: Minimum cycles per byte of a single Vela operation that exchanges axes in pairs. Other permutations need twice as many.
     vela_cycles_per_byte: float
-    #: Cost of rows that are moved individually. None if all bytes cost the same.
+    #: Cost of rows if they are moved individually, or None if all bytes cost the same.
     row: RowCost | None = None
-    #: Whether rows of one element cost a step no more per byte.
+    #: Whether steps with rows of one element need no additional cycles per byte.
     of_single_elements: bool = False
-    #: Fewest elements of TRANSPOSEs with five or more axes that are split even so. None disables it.
+    #: Minimum number of elements from which a TRANSPOSE of five or more axes is nevertheless split. None disables this.
     fewest_single_elements: int | None = None
-    #: Whether Vela refuses a TRANSPOSE of an axis above 65,536 elements. It is then split at any cost.
+    #: Whether Vela rejects a TRANSPOSE of an axis longer than 65,536. Such a TRANSPOSE is always split.
     refuses_long_axes: bool = False
 
     def cycles(self, first: int, second: int, inner_bytes: int) -> float:
@@ -60,7 +60,7 @@ class TransposeCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TileCost:
-    """Cost of a TILE. Each copy is a separate operation."""
+    """The cost of a TILE. Each copy is a separate operation."""
 
     cycles_per_copy: float
     cycles_per_byte: float
@@ -68,111 +68,111 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """Fold columns that a strided CONV2D skips into channels by a RESHAPE: they are adjacent in memory."""
+    """Fold columns that a strided CONV2D skips into channels. Such columns are adjacent in memory, so a RESHAPE suffices."""
 
-    #: Channels of a block that the multipliers process at once, a limit of the folded channels.
+    #: Channels that the multipliers process in parallel. Limits the number of folded channels.
     channels: int
-    #: Taps of a kernel that they process at once if there are few channels.
+    #: Kernel taps that the multipliers process in parallel if there are few channels.
     taps: int
-    #: Least product of taps per row and output channels, unless folding fills all ``channels``.
+    #: Minimum product of taps per row and output channels, unless folding fills all ``channels``.
     least_products: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSquares:
-    """Fold rows and columns that a strided CONV2D skips into channels while converting NCHW to NHWC, by three TRANSPOSEs."""
+    """Fold rows and columns that a strided CONV2D skips into channels while converting NCHW to NHWC with three TRANSPOSEs."""
 
-    #: Channels of a brick in memory, a limit of the folded channels.
+    #: Channels of the brick format. Limits the number of folded channels.
     channels: int
-    #: Least height times width of an INT8 and of an INT16 input.
+    #: Minimum height times width of an INT8 and of an INT16 input.
     least_places_int8: int
     least_places_int16: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlanes:
-    """Convert planes to NHWC by a convolution (``lower.rewrite.planes``) if that saves cycles."""
+    """Convert NCHW inputs to NHWC with a convolution (``lower.rewrite.planes``) if this saves cycles."""
 
-    #: Most planes of an input. A convolution costs 16 multiply-adds per element and plane.
+    #: Maximum number of channels of an input. A convolution needs 16 multiply-adds per element and channel.
     most: int
-    #: Folding of strided convolutions in that case, in place of ``fold_strides``.
+    #: Replaces ``fold_strides`` if inputs are read in NCHW layout.
     fold: FoldColumns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Choices of lowerings and rewrites for one NPU family. ``Tuning()`` is plain TOSA for no particular NPU."""
+    """The choices of lowerings and rewrites for one NPU family. ``Tuning()`` is for plain TOSA."""
 
-    #: Dtype of truth values: BOOL, or INT8 with 0 and 1 on an NPU without BOOL.
+    #: Dtype of truth values: BOOL, or INT8 with the values 0 and 1 if the NPU does not support BOOL.
     truth_dtype: Literal["BOOL", "INT8"] = "BOOL"
 
-    #: Whether activations can be quantized to int32, besides int8 and int16.
+    #: Whether activations can be quantized to int32 in addition to int8 and int16.
     int32_activations: bool = True
 
     # --- operators that lowerings emit ----------------------------------------------------------------------------------
 
-    #: ``folded`` joins adjacent axes of a TRANSPOSE. ``whole`` keeps up to four axes.
+    #: ``folded`` merges adjacent axes of a TRANSPOSE. ``whole`` does not merge up to four axes.
     transpose: Literal["folded", "whole"] = "folded"
-    #: Most outputs of a DEPTHWISE_CONV2D with a channel multiplier, divided by the multiplier. Vela transposes them and refuses
+    #: Maximum number of outputs of a DEPTHWISE_CONV2D, divided by its channel multiplier. Vela transposes outputs and rejects
     #: more ("Non-passthrough operation (Transpose) could not run on NPU", 5.2). None is unlimited.
     vela_largest_multiplied_depthwise: int | None = None
     #: Supported RESIZE: ``any``, or ``doubling`` for one image, nearest, by 2, 4 or 8 in both directions. Tiles, boxes and matrix
-    #: products replace the others.
+    #: products replace other resizes.
     resize: Literal["any", "doubling"] = "any"
     #: Form of a transposed convolution of stride 2. ``phases`` interleaves one CONV2D for each of the four output positions.
     transpose_conv: Literal["TRANSPOSE_CONV2D", "phases"] = "TRANSPOSE_CONV2D"
-    #: Removal of rows and columns that windows do not read, after a TRANSPOSE: by a SLICE of the map, or by a kernel widened with
+    #: Removal of rows and columns that windows do not read, after a TRANSPOSE: a SLICE of the feature map, or a kernel padded with
     #: zeros.
     crop: Literal["map", "kernel"] = "map"
-    #: Mean of a small map with fine quantization: a sum, or AVG_POOL2D and RESCALE, which round twice.
+    #: Mean of a small, finely quantized feature map: a sum, or AVG_POOL2D and RESCALE, which round twice.
     mean: Literal["sum", "AVG_POOL2D"] = "sum"
-    #: Most elements before an axis that is summed while axes follow it. Above, the axis is moved to the front. None is unlimited.
+    #: Maximum elements before a summed axis that is not the last. For more, the axis is moved to the front. None: no limit.
     most_places_before_sum: int | None = None
-    #: Fewest columns of a product that is computed transposed if it has 16 times fewer rows. None disables it.
+    #: Minimum columns from which a matrix product with 16 times fewer rows is computed transposed. None disables this.
     fewest_columns_turned: int | None = None
-    #: Most rows whose maximum is pooled in place, in a map of one channel. Above, each row becomes a channel.
+    #: Maximum number of rows whose maximum is pooled as a feature map of one channel. For more, each row becomes a channel.
     most_rows_pooled: int = 0
-    #: Whether a product with an operand stored transposed is computed transposed if it has 16 times fewer rows.
+    #: Whether a matrix product with a transposed operand and 16 times fewer rows than columns is computed transposed.
     turns_stored_transposes: bool = False
-    #: Most bytes of a map whose maximum is computed over width and height in turn, if the kernel is large enough. Kernels of 49
-    #: elements and more do so at any size. None disables it.
+    #: Maximum bytes of a feature map that is max-pooled first over width, then over height, if the kernel is large. Kernels of 49
+    #: elements and more are always pooled this way. None disables this.
     largest_max_pool_in_turn_bytes: float | None = None
 
-    # --- operators that are compiled in two forms, of which the faster is used ----------------------------------------
+    # --- operators that are compiled in two forms to use the faster one -----------------------------------------------
 
-    #: Inputs that convolutions may read in planes. None converts all by TRANSPOSEs.
+    #: Inputs that convolutions may read in NCHW layout. If None, TRANSPOSEs convert all inputs.
     read_planes: ReadPlanes | None = None
 
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
-    #: Fewest outputs of a pool of overlapping windows, or means of squares, with a stride above 3 that is rewritten
+    #: Minimum outputs from which a pool of overlapping windows or squares with a stride greater than 3 is rewritten
     #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Others are never rewritten. None: no minimum.
     fewest_results_of_wide_stride: int | None = None
-    #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables it.
+    #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables this.
     fold_strides: FoldColumns | FoldSquares | None = None
-    #: Most input channels of a convolution that selects channels by its weights (``lower.rewrite.select_channels``). None disables
+    #: Maximum input channels of a convolution that selects channels (``lower.rewrite.select_channels``). None disables
     #: it.
     largest_selection: int | None = None
-    #: Whether a pixel shuffle with an NCHW result produces NHWC first (``lower.rewrite.order_channels``).
+    #: Whether a pixel shuffle with an NCHW result is computed in NHWC (``lower.rewrite.order_channels``).
     shuffles_by_nhwc: bool = False
-    #: Costs that decide whether a TRANSPOSE is split (``lower.rewrite.split_transposes``). None disables it.
+    #: Costs that decide whether a TRANSPOSE is split (``lower.rewrite.split_transposes``). None disables splitting.
     transpose_steps: TransposeCost | None = None
-    #: Costs that decide whether a TILE is split (``lower.rewrite.split_tiles``). None disables it.
+    #: Costs that decide whether a TILE is split (``lower.rewrite.split_tiles``). None disables splitting.
     tile_steps: TileCost | None = None
-    #: Whether a broadcast constant of an elementwise operator is copied first, so that flash is read once.
+    #: Whether a broadcast constant of an elementwise operator is first copied, so that flash is read only once.
     copies_broadcast_constants: bool = False
-    #: Fewest elements of an INT8 RESCALE that becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``). None: disabled.
+    #: Minimum elements from which an INT8 RESCALE becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``). None: never.
     smallest_rescale_by_depthwise: int | None = None
-    #: Fewest and most channels of that RESCALE, if others are slower as a DEPTHWISE_CONV2D. None is unlimited.
+    #: Minimum and maximum channels of such a RESCALE. None: no limits.
     channels_of_rescale_by_depthwise: tuple[int, int] | None = None
 
     # --- Vela bugs of this family (``lower.rewrite.vela_bugs``) ----------------------------------------------------------------
 
-    #: Family whose bug table applies. Plain TOSA uses that of U85.
+    #: NPU family whose bug table applies. Plain TOSA uses the table of U85.
     vela_family: Literal["u55", "u65", "u85"] = "u85"
-    #: True if the NPU has 16 KB of SHRAM, where Vela reserves no bytes for tables.
+    #: True if the NPU has 16 KB of SHRAM. In this case, Vela reserves no bytes for tables.
     vela_small_shram: bool = False
 
 
-#: Plain TOSA.
+#: Tuning of plain TOSA.
 UNTUNED = Tuning()

@@ -12,18 +12,18 @@ from ethorch.tosa.limits import Limits, Range, upto
 NONE, _ONE = Range(0, 0), Range(1, 1)
 #: Vela splits kernels, maps, batches and strides, but not channels.
 CHANNELS = {"ifm_c": upto(65536)}
-#: Vela 5.2 emits one operation per image of a batch with a sliding window, and its time is quadratic in their number: 1,000 take
-#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each needs about 20 to 30 bytes of commands.
+#: Vela 5.2 emits one operation per image if the window slides. Its compile time is quadratic in the batch size: 1,000 take
+#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each image needs about 20 to 30 bytes of commands.
 PICTURES = {"pictures": upto(16384)}
 _WINDOW = {**CHANNELS, **PICTURES}
-#: Vela splits a convolution with a stride above 3 on U55 only without padding and dilation (SUPPORTED_OPS: 1..3).
+#: On U55, Vela splits a convolution with a stride greater than 3 only if it has no padding or dilation (SUPPORTED_OPS: 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
 POOL = {**_WINDOW, "kernel_w": upto(65536)}
 #: The extent is that of Vela bug vela.padded-pool-along-long-axis.
 _PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
 _ON_U85 = "Use an ethos-u85 target"
-#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with equivalent alternatives.
+#: Unsupported TOSA operators (Vela 5.2 SUPPORTED_OPS, "Ethos-U55 and Ethos-U65 TOSA Not Supported Operators"), with alternatives.
 _ABSENT_U55 = {
     **dict.fromkeys(
         ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT"),
@@ -60,7 +60,7 @@ LIMITS = {
     "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    # Vela miscompiles larger extents. In int16 each pair of matrices is eight operations: the simulator needed a minute for 32,767.
+    # Vela miscompiles larger extents. In int16, each pair of matrices needs eight operations, so simulating 32,767 takes a minute.
     "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), remedy=_INT8),
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), remedy=_INT8),
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), remedy=_INT32),
@@ -72,7 +72,7 @@ LIMITS = {
 
 STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True)
 
-#: Both families lack BOOL, and support RESIZE only for one image, nearest, by 2, 4 or 8 in both directions.
+#: Neither family supports BOOL. Both support RESIZE only for one image, nearest-neighbor, by 2, 4 or 8 in both directions.
 TUNING = Tuning(
     truth_dtype="INT8",
     int32_activations=False,
@@ -104,7 +104,7 @@ U65 = replace(
     default_memory_mode="Dedicated_Sram_384KB",
     address_bits=40,
     port_bytes=16,
-    # Convolutions of few channels and moves of single elements are limited by memory.
+    # Memory limits the speed of convolutions with few channels and of operations that move single elements.
     tuning=replace(
         TUNING,
         fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),

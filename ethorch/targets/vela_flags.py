@@ -1,4 +1,4 @@
-"""Vela's command-line flags that ``extra_flags`` supports."""
+"""Vela command-line flags that ``extra_flags`` supports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ethorch.support.wording import shorten
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of Vela's command line (Vela 5.1 and 5.2, vela.py, ``main``).
+    """A Vela command-line option (Vela 5.1 and 5.2, vela.py, ``main``).
 
     Attributes:
-        read: Function that parses the value, or raises ValueError with the allowed values. None for a switch.
-        effect: ``used``, or the reason why the flag has no effect.
-        refused: Reason why the flag is refused, or empty.
+        read: Function that parses the value, or raises ValueError with the expected values. None if the option has no value.
+        effect: ``used``, or the reason why the option has no effect.
+        refused: Reason why the option is not supported, or an empty string.
     """
 
     read: Callable[[str], Any] | None = None
@@ -94,7 +94,7 @@ FLAGS: Mapping[str, Flag] = {
     "--verbose-quantization": Flag(),
     "--verbose-register-command-stream": Flag(),
     "--verbose-schedule": Flag(),
-    # Accepted, without effect.
+    # Accepted, but without effect.
     "--debug-force-regor": Flag(effect="TOSA is always compiled by regor"),
     "--enable-debug-db": Flag(effect="the database of operators and command offsets is always enabled"),
     "--force-symmetric-int-weights": Flag(effect=_LEGACY),
@@ -115,7 +115,7 @@ FLAGS: Mapping[str, Flag] = {
     "--verbose-tensor-format": Flag(effect=_LEGACY),
     "--verbose-tensor-purpose": Flag(effect=_LEGACY),
     "--verbose-weights": Flag(effect=_DRIVER),
-    # Refused.
+    # Not supported.
     "--api-version": Flag(refused=_COMMAND),
     "--debug-force-legacy-core": Flag(refused="Vela's old Python core cannot read TOSA; remove the flag"),
     "--help": Flag(refused=_COMMAND),
@@ -130,13 +130,13 @@ FLAGS: Mapping[str, Flag] = {
 
 
 def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
-    """Parse Vela flags into e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
+    """Parse Vela flags into a dict, e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
 
-    Strings and list entries such as ``"--optimise Size"`` are split as by a shell. The last value of a repeated flag applies;
-    ``--config`` collects all values.
+    A string or list entry such as ``"--optimise Size"`` is split like a shell command. The last value of a repeated flag applies,
+    except for ``--config``, which collects all values.
 
     Raises:
-        SpecError: A flag or value is unknown to Vela.
+        SpecError: Vela does not support a flag or value.
     """
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):

@@ -1,9 +1,9 @@
-"""Vela's configuration files: system configurations and memory modes of a vela.ini."""
+"""System configurations and memory modes in Vela's ini files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from configparser import ConfigParser
 from configparser import Error as IniError
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class MemorySystem:
     """A system configuration combined with a memory mode.
 
     Attributes:
-        core_clock_hz: Clock of the NPU, the unit of Vela's cycles.
-        const_area, arena_area, cache_area: Memories of constants, feature maps, and staged data.
+        core_clock_hz: NPU clock. Vela's estimates are in cycles of this clock.
+        const_area, arena_area, cache_area: Memories for constants, feature maps and staged data.
         arena_cache_bytes: Size of the staging memory. None if the file does not define it.
-        constants_in_sram: Whether constants share the SRAM with feature maps (Sram_Only). ``const_area`` is then an alias of this
+        constants_in_sram: Whether constants and feature maps share the SRAM (Sram_Only). If so, ``const_area`` is an alias of this
             SRAM.
     """
 
@@ -46,18 +46,18 @@ class MemorySystem:
 
     @property
     def staged(self) -> bool:
-        """True if staging uses a separate memory (Dedicated_Sram), region 2."""
+        """True if staging uses a separate memory, region 2 (Dedicated_Sram)."""
         return self.cache_area != self.arena_area
 
 
 @dataclass(frozen=True)
 class VelaConfig:
-    """One or more ini files, combined as in Vela.
+    """The contents of one or more ini files, combined as in Vela.
 
     Attributes:
-        names: Names given by the user.
+        names: File names passed by the user.
         text: Concatenated text of the files.
-        sections: Values by section and key.
+        sections: Values, keyed by section and by key.
     """
 
     names: tuple[str, ...]
@@ -66,16 +66,16 @@ class VelaConfig:
 
     @property
     def system_configs(self) -> list[str]:
-        """Names of the system configurations (``--system-config``)."""
+        """The names of the system configurations (``--system-config``)."""
         return sorted(name.removeprefix(_SYSTEM) for name in self.sections if name.startswith(_SYSTEM))
 
     @property
     def memory_modes(self) -> list[str]:
-        """Names of the memory modes (``--memory-mode``)."""
+        """The names of the memory modes (``--memory-mode``)."""
         return sorted(name.removeprefix(_MEMORY) for name in self.sections if name.startswith(_MEMORY))
 
     def memory_system(self, system_config: str, memory_mode: str) -> MemorySystem:
-        """Combine two sections. Raise SpecError for unknown sections, or if Vela would reject them."""
+        """Combine a system configuration and a memory mode. Raise SpecError if either is unknown or invalid."""
         where = f"in {', '.join(self.names)}"
         if _SYSTEM + system_config not in self.sections:
             raise unknown_name(f"system config {where}:", system_config, self.system_configs)
@@ -95,7 +95,7 @@ class VelaConfig:
             chosen[area] = ports[port]
         constants_in_sram = set(chosen.values()) == {"Sram"}
         if constants_in_sram:
-            chosen["const_mem_area"] = "OnChipFlash"  # Vela's name for the constants' part of the SRAM in Sram_Only
+            chosen["const_mem_area"] = "OnChipFlash"  # Vela's name for the SRAM that contains constants in Sram_Only
         for area, memory in chosen.items():
             if memory not in _ALLOWED[area]:
                 raise SpecError(
@@ -104,11 +104,8 @@ class VelaConfig:
                     f"{', '.join(self.memory_modes)}, or another system config."
                 )
         size = self._get(_MEMORY + memory_mode, "arena_cache_size", "")
-        try:
-            clock_hz = float(self._get(_SYSTEM + system_config, "core_clock", ""))
-            cache_bytes = int(size) if size else None
-        except ValueError as error:
-            raise SpecError(f"{system_config!r} or {memory_mode!r} {where}: expected a number: {error}.") from None
+        clock_hz = self._number(_SYSTEM + system_config, "core_clock", "")
+        cache_bytes = int(self._number(_MEMORY + memory_mode, "arena_cache_size", "", int)) if size else None
         if not clock_hz > 0 or (cache_bytes is not None and cache_bytes < 0):
             raise SpecError(
                 f"{system_config!r} with {memory_mode!r} {where}: core_clock={clock_hz}, arena_cache_size="
@@ -118,7 +115,7 @@ class VelaConfig:
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
 
     def port_scales(self, system_config: str) -> dict[str, float]:
-        """Return the share of the port width that each memory moves per NPU cycle: clock scale times number of ports.
+        """Return the bandwidth of each memory in port widths per NPU cycle: clock scale times number of ports.
 
         Raises:
             SpecError: A value is not a number.
@@ -126,26 +123,27 @@ class VelaConfig:
         section, scales = _SYSTEM + system_config, {}
         for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
             keys = (f"{memory.lower()}_clock_scale", f"{memory.lower()}_ports_used")
-            try:
-                scale, ports = (float(self._get(section, key, "1")) for key in keys)
-            except ValueError as error:
-                raise SpecError(
-                    f"system config {system_config!r} in {', '.join(self.names)}: expected a number: {error}."
-                ) from None
+            scale, ports = (self._number(section, key, "1") for key in keys)
             scales[memory] = scale * ports
         return scales
 
     def read_latencies(self, system_config: str) -> dict[str, float]:
-        """Return each memory's read latency in NPU cycles. Raise SpecError if a value is not a number."""
+        """Return the read latency of each memory in NPU cycles. Raise SpecError if a value is not a number."""
         section, latencies = _SYSTEM + system_config, {}
         for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
-            try:
-                latencies[memory] = float(self._get(section, f"{memory.lower()}_read_latency", "0"))
-            except ValueError as error:
-                raise SpecError(
-                    f"system config {system_config!r} in {', '.join(self.names)}: expected a number: {error}."
-                ) from None
+            latencies[memory] = self._number(section, f"{memory.lower()}_read_latency", "0")
         return latencies
+
+    def _number(self, section: str, key: str, default: str, convert: Callable[[str], float] = float) -> float:
+        value = self._get(section, key, default)
+        try:
+            return convert(value)
+        except ValueError:
+            kind = section.replace("_", " ").partition(".")[0].lower()
+            names = ", ".join(self.names)
+            raise SpecError(
+                f"{kind} {section.partition('.')[2]!r} in {names}: expected a number for {key}, got {value!r}."
+            ) from None
 
     def _get(self, section: str, key: str, default: str) -> str:
         seen: list[str] = []
@@ -163,15 +161,15 @@ class VelaConfig:
 
 
 def list_shipped_configs() -> list[str]:
-    """List the ini files of the installed Vela, as values of ``--config``, e.g. ``["Arm/vela.ini"]``."""
+    """List the ini files shipped with the installed Vela, as values of ``--config``, e.g. ``["Arm/vela.ini"]``."""
     root = find_shipped_root()
     return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.ini"))
 
 
 def load(names: Sequence[str]) -> VelaConfig:
-    """Read one or more ini files. Raise SpecError for invalid files.
+    """Read one or more ini files. Raise SpecError if a file is invalid.
 
-    As in Vela, which uses ``ConfigParser.read``, a key of a later file overrides the same key and section of earlier files.
+    As in Vela, a value in a later file overrides the value with the same section and key in an earlier file.
     """
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))
@@ -197,7 +195,11 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
 
 @lru_cache(maxsize=64)
 def parse(text: str, name: str) -> VelaConfig:
-    """Parse an ini text, called ``name`` in messages. Raise SpecError if it is malformed."""
+    """Parse an ini text. Raise SpecError if it is malformed.
+
+    Args:
+        name: File name in error messages.
+    """
     parser = ConfigParser()
     try:
         parser.read_string(text, source=name)
@@ -208,7 +210,7 @@ def parse(text: str, name: str) -> VelaConfig:
 
 
 def _find(name: str) -> Path:
-    """Return the path of an ini file. ``Arm/vela.ini`` (folder/file) is shipped with Vela."""
+    """Return the path of an ini file. A name such as ``Arm/vela.ini`` may refer to a file shipped with Vela."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
         raise SpecError(f"config_ini {shorten(name, 300)} does not end in .ini, which Vela requires.")
@@ -217,7 +219,7 @@ def _find(name: str) -> Path:
     if len(parts) == 2 and not path.is_absolute() and not name.startswith("."):
         candidates.insert(0, find_shipped_root() / path)
     for candidate in candidates:
-        if os.path.isfile(candidate):  # False for a name that is too long
+        if os.path.isfile(candidate):  # returns False if the name is too long
             return candidate
     places = " and ".join(shorten(str(candidate.absolute()), 300) for candidate in candidates)
     raise SpecError(
@@ -228,7 +230,7 @@ def _find(name: str) -> Path:
 
 @lru_cache(maxsize=1)
 def find_shipped_root() -> Path:
-    """Return Vela's folder of configuration files without importing Vela."""
+    """Return the folder with Vela's configuration files. Does not import Vela."""
     spec = find_spec("ethosu")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (root := Path(folder) / "config_files").is_dir():

@@ -14,7 +14,7 @@ from ethorch.vela.compiler import compile
 
 
 def main(folder: Path) -> None:
-    """Compile the graph in the folder, and write the result or Vela's error to the folder."""
+    """Compile the graph in a folder. Write the result, or Vela's error, to the same folder."""
     target, flags = json.loads((folder / "spec.json").read_text())
     *configs, ini = [flag.removeprefix("--config=") for flag in flags if flag.startswith("--config=")]
     others = [flag for flag in flags if not flag.startswith("--config=")] + [f"--config={name}" for name in configs]

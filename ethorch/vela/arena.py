@@ -1,6 +1,6 @@
-"""Search for the size of the arena. Vela often needs only half of the memory that it uses.
+"""Search for a small arena. Vela often needs only half of the memory that it uses by default.
 
-Neither bytes nor cycles are monotonic in ``--arena-cache-size``, so several sizes are compiled.
+Neither arena size nor cycles are monotonic in ``--arena-cache-size``, so several values are compiled.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from ethorch.targets.compile_spec import FAST, FREE, EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile, options_text, system_text
 
-#: Function from requested bytes, or None for Vela's smallest schedule (--optimise=Size), to the model.
+#: Function that compiles for an arena size in bytes. None requests Vela's smallest schedule (--optimise=Size).
 Compile = Callable[[int | None], CompiledModel]
 
-#: Share of cycles that a smaller arena may add.
+#: Maximum increase in cycles for a smaller arena, relative to the default arena.
 TOLERANCE = 0.005
-#: Minimum share of the arena to save.
+#: Minimum saving, relative to the default arena.
 _WORTH = 0.04
 _STEPS = 5
-_FORMAT = 2  # version of the cache entries, to increase when the search changes
-_SMALLEST = 16 * 1024  # bytes of an arena that is small enough
+_FORMAT = 2  # version of the cache entries; increase it when the search changes
+_SMALLEST = 16 * 1024  # arenas of at most this many bytes are not reduced
 _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """Return the size of staging memory, or else of the scratch region."""
+    """Return the size of the staging memory, or of the scratch region if there is no staging memory."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """Return the size of staging memory plus scratch region, between which data may move."""
+    """Return the total size of staging memory and scratch region. Vela may move tensors between the two."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
 def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
-    """Search the smallest arena that adds hardly any cycles, upwards from Vela's smallest schedule.
+    """Search for the smallest arena that adds hardly any cycles, starting at Vela's smallest schedule.
 
-    The total of staging memory and scratch region must not increase.
+    The total size of staging memory and scratch region does not increase.
 
     Args:
         first: Model compiled without a requested size.
         again: Function that compiles with a requested size.
-        tolerance: Share of the cycles of ``first`` that may be added.
+        tolerance: Maximum increase in cycles, relative to ``first``.
 
     Returns:
-        The model and the requested size; None for ``first``, 0 for Vela's smallest schedule.
+        The selected model and its requested size: None for ``first``, 0 for Vela's smallest schedule.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 
@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search the fastest schedule in ``limit`` bytes, else the smallest arena. See ``minimize_arena``."""
+    """Search for the fastest schedule within ``limit`` bytes. If none fits, select the smallest arena. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -100,10 +100,10 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """Result of an earlier search, in the user's cache folder.
+    """A file in the user's cache folder that stores the result of a search.
 
     Args:
-        parts: Values that the result depends on.
+        parts: Values on which the result depends.
     """
 
     def __init__(self, *parts: bytes | str):
@@ -130,12 +130,12 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return the values, besides the graph, that a cached result depends on."""
+    """Return the values, other than the graph, on which the result of a search depends."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer with the spec's arena. Raise VelaError if Vela refuses the graph."""
+    """Compile a TOSA flatbuffer with the spec's arena setting. Raise VelaError if Vela rejects the graph."""
     if spec.arena == FAST or not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags):
         return compile(tosa, spec)
 

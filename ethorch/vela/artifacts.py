@@ -1,6 +1,6 @@
-"""Files of ``dump_intermediate_artifacts_to``, which relate NPU commands to operators.
+"""Files written by ``dump_intermediate_artifacts_to``, which map NPU commands to operators.
 
-A .pte cannot contain this information: firmware rejects payloads with unknown blocks.
+A .pte cannot contain this information, because firmware rejects payloads with unknown blocks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def write(
     sources: Sources | None = None,
     debug: ArmCompileSpec.DebugMode | None = None,
 ) -> None:
-    """Write a delegate's artifacts with the first free number in ``folder``.
+    """Write a delegate's artifacts to ``folder``, under the first unused delegate number.
 
     Args:
-        debug: ``TOSA`` adds locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.
+        debug: ``TOSA`` adds source locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.
     """
     folder.mkdir(parents=True, exist_ok=True)
     delegate = next_delegate(folder)
@@ -63,7 +63,7 @@ def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources
 
 
 def next_delegate(folder: Path) -> Path:
-    """Return the first ``folder/delegate_N`` without a .tosa file."""
+    """Return the first path ``folder/delegate_N`` for which no .tosa file exists."""
     number = 0
     while (folder / f"delegate_{number}.tosa").exists():
         number += 1
@@ -71,9 +71,9 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate from the artifacts in ``folder`` with the same payload.
+    """Return the operators of a delegate from the artifacts in ``folder`` that have the same payload.
 
-    Folders of ``executorch.backends.arm`` contain only TOSA files, which are compiled until the payload matches.
+    Folders written by ``executorch.backends.arm`` contain only TOSA files. These are compiled until a payload matches.
 
     Raises:
         EthorchError: No artifact matches the payload.

@@ -1,4 +1,4 @@
-"""Split parts of a graph into bands of rows if no schedule of Vela fits the arena limit."""
+"""Split subgraphs into bands of rows if no schedule found by Vela fits the arena limit."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from ethorch.tosa.ir import Graph
 from ethorch.vela import arena
 from ethorch.vela.compiled_model import CompiledModel
 
-#: Function from a lowered graph to the compiled model with the smallest arena.
+#: Function that compiles a lowered graph with the smallest arena.
 Smallest = Callable[[Graph], CompiledModel]
 
 _COUNTS = (2, 4, 8)
-_ROUNDS = 2  # maximum number of parts to split, one after the other
+_ROUNDS = 2  # maximum number of successive splits
 _TRIES = 6  # compilations in each round
-_MOST_WORK = 2.0  # maximum work relative to the unsplit part
-_WORTH = 0.04  # minimum share of the arena that a part must save
-_AT_THE_PEAK = 0.95  # share of the arena from which the operands of an operator form the peak
-_BITS = 20  # bits of a cache entry per part
+_MOST_WORK = 2.0  # maximum work, relative to the unsplit Part
+_WORTH = 0.04  # minimum share of the arena that a split must save
+_AT_THE_PEAK = 0.95  # share of the peak at which an operation counts as part of the peak
+_BITS = 20  # bits per split in a cache entry
 
 
 @dataclass(frozen=True)
 class Way:
-    """A split of part ``number`` of a graph.
+    """A split of one ``Part`` of a graph into bands of rows.
 
     Attributes:
-        count: Index in ``_COUNTS`` of the number of bands.
+        number: Index of the Part in ``parts(graph)``.
+        count: Index of the number of bands in ``_COUNTS``.
     """
 
     number: int
@@ -39,18 +40,17 @@ class Way:
 
     @property
     def code(self) -> int:
-        """Number and count as one positive integer."""
         return 1 + self.number * len(_COUNTS) + self.count
 
 
 def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, cache: arena.SearchCache) -> Graph | None:
-    """Return a copy of the graph with parts in bands that needs a smaller arena, or None.
+    """Split Parts of a copy of the graph into bands. Return the copy, or None if no split reduces the arena.
 
     Args:
-        first: Model of ``graph`` with the smallest arena.
-        smallest: Function that compiles with the smallest arena.
+        first: Model compiled from ``graph`` with the smallest arena.
+        smallest: Function that compiles a graph with the smallest arena.
         limit: Arena limit in bytes.
-        cache: Cache of the selected parts.
+        cache: Cache of the selected splits.
     """
     is_cached, code = cache.get()
     if is_cached:
@@ -84,7 +84,6 @@ def _decode(graph: Graph, codes: int) -> Graph | None:
 def _better(
     graph: Graph, before: CompiledModel, size: int, smallest: Smallest, limit: int
 ) -> tuple[Graph, CompiledModel, int] | None:
-    """Split one more part, for the first fit or the smallest arena. Return graph, model and code."""
     best: tuple[Graph, CompiledModel, int] | None = None
     for way in _ways(graph, before, size, limit):
         banded = apply_bands(graph, way)
@@ -100,7 +99,6 @@ def _better(
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Return splits at the peak: those that may fit the limit, by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):

@@ -1,4 +1,4 @@
-"""Compile with Vela in a child process, which may crash or exceed a time limit."""
+"""Run Vela in a child process that may crash or exceed a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """Compile in a child process, exchanging data through files."""
+    """Compile a TOSA flatbuffer in a child process. Data is exchanged through files."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)

@@ -1,4 +1,4 @@
-"""Output of Vela: command stream, constants, memory and estimates."""
+"""Output of Vela: command stream, constants, memory usage and estimates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ethorch.formats.payload import DelegatePayload, IoTensor
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]  # table name -> column names, rows of text
 
-_CONTROL_FLOW = {"If", "While"}  # Vela's names of COND_IF and WHILE_LOOP
+_CONTROL_FLOW = {"If", "While"}  # Vela's names for COND_IF and WHILE_LOOP
 
 
 @dataclass(frozen=True)
 class Access:
-    """Traffic of one kind (FeatureMap, Weights, Scales, Lut) with one memory."""
+    """The traffic of one kind (FeatureMap, Weights, Scales or Lut) to and from one memory."""
 
     read_bytes: int
     written_bytes: int
@@ -26,7 +26,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated use of a memory: peak bytes, access cycles, and traffic by kind."""
+    """The estimated usage of a memory: peak bytes, access cycles, and traffic keyed by kind."""
 
     peak_bytes: int
     access_cycles: int
@@ -35,17 +35,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class Performance:
-    """Vela's estimate in cycles of the NPU core clock.
+    """Vela's performance estimate. Cycles are cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: Computation and exposed transfers of weights and tables.
-        total_cycles: Sum over operations of the maximum of computation and each memory's access.
-        mac_count: Multiply-accumulates.
-        npu_ops, cascades, cascaded_ops: Operations, groups computed in stripes, and operations in them.
-        original_weight_bytes, encoded_weight_bytes: Before and after compression.
+        npu_cycles: Cycles of computation, and of transfers of weights and tables that do not overlap with it.
+        total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
+        mac_count: Number of multiply-accumulates.
+        npu_ops: Number of operations.
+        cascades: Number of groups of operations computed in stripes.
+        cascaded_ops: Number of operations in these groups.
+        original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
-        memories: Use by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
+        memories: Memory usage, keyed by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
     """
 
     npu_cycles: int
@@ -63,7 +65,7 @@ class Performance:
 
     @property
     def sram_bytes(self) -> int:
-        """Peak use of SRAM, including the constants in Sram_Only mode."""
+        """The peak SRAM usage. In Sram_Only mode, it includes the constants."""
         return self._peak("Sram")
 
     @property
@@ -84,16 +86,16 @@ class Performance:
 
 @dataclass(frozen=True)
 class ScheduledOp:
-    """An operation of Vela's schedule and its TOSA operator.
+    """An operation of Vela's schedule and the TOSA operator that it computes.
 
     Attributes:
-        name: Output tensor; of the last operation if several are fused.
-        operator: Vela's name of the operation.
-        op_cycles: Maximum of npu_cycles and each memory's access cycles.
+        name: Name of the output tensor. If several operations are fused, it is the output of the last one.
+        operator: Vela's name for the operation.
+        op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         npu_cycles: Cycles of the computation.
-        access_cycles: Cycles per memory.
-        tosa_op: Index in the TOSA block's operator list, or None for an inserted operation.
-        command_offsets: Byte offset, from the first command word, of each stripe's last NPU_OP, ascending.
+        access_cycles: Access cycles, keyed by memory name.
+        tosa_op: Index in the operator list of the TOSA block, or None if Vela inserted the operation.
+        command_offsets: Byte offset of the last NPU_OP of each stripe, from the first command word, in ascending order.
     """
 
     name: str
@@ -108,11 +110,11 @@ class ScheduledOp:
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """Compiled TOSA graph.
+    """A compiled TOSA graph.
 
     Attributes:
         command_stream: Driver payload, including the COP1 or COP2 header.
-        constants: Region 0.
+        constants: Contents of region 0.
         scratch_bytes: Size of region 1.
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
@@ -133,12 +135,12 @@ class CompiledModel:
 
     @cached_property
     def payload(self) -> DelegatePayload:
-        """Payload for firmware. Raises PayloadError if a payload cannot represent Vela's output."""
+        """The payload for firmware. Raise PayloadError if the payload format cannot represent Vela's output."""
         return DelegatePayload(self.command_stream, self.constants, self.scratch_bytes, self.inputs, self.outputs)
 
     @cached_property
     def tables(self) -> Tables:
-        """Vela's database: column names and rows of text by table name."""
+        """Vela's database: a dict from table name to column names and rows."""
         return self.load_tables()
 
     def rows(self) -> tuple[ScheduledOp, ...]:
@@ -175,7 +177,7 @@ class CompiledModel:
         return tuple(scheduled)
 
     def around_peak(self, share: float) -> frozenset[str]:
-        """Return the names of operations at which ``share`` of the arena's peak is alive, and of their neighbors."""
+        """Return the names of operations at which arena usage is at least ``share`` of its peak, and of adjacent operations."""
         header, rows = self.tables["perf"]
         name, usage = header.index("name"), header.index("staging_usage")
         alive = [int(row[usage]) for row in rows]
@@ -183,9 +185,9 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """Return the operation of a command's byte offset, or None after the last one.
+        """Return the operation to which the command at a byte offset belongs, or None for commands after the last operation.
 
-        Registers, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
+        Register writes, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
         """
         return next((op for end, op in self._by_offset if end >= offset), None)
 
@@ -196,7 +198,10 @@ class CompiledModel:
 
 
 def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
-    """Return Vela's database with command offsets mapped by ``moved``, in bytes from the first command word."""
+    """Return a copy of Vela's database with each command offset replaced by ``moved(offset)``.
+
+    Offsets are bytes from the first command word.
+    """
     if "queue" not in tables:
         return tables
     header, rows = tables["queue"]
@@ -205,9 +210,10 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
-    """Assign commands without an entry to the control flow operator before the next operation.
+    """Assign commands without a performance entry to the control-flow operator before the next operation.
 
-    Vela's performance table omits the regions of control flow. The first of two adjacent operators gets all commands.
+    Vela's performance table omits operations inside control-flow regions. If two control-flow operators are adjacent, the first one
+    gets all commands.
     """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)

@@ -1,7 +1,7 @@
 """Compile TOSA flatbuffers with Vela in this process.
 
-Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. A child process with a time limit can
-compile untrusted graphs.
+Compiling 1700 randomly damaged TOSA files caused no crash, but one compilation did not terminate. Compile untrusted graphs in a
+child process with a time limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 from ethorch.vela.declared import Declared, Shape
 
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
-_NPU_NAME = "Ethos_U"  # prefix of names of system configs that contain the NPU
+_NPU_NAME = "Ethos_U"  # prefix of system config names that contain the NPU family
 
 # Flag -> scheduler feature that it disables (vela.py, get_compiler_config).
 _FEATURES = {
@@ -33,7 +33,7 @@ _FEATURES = {
 }
 # Lines that Vela 5.1 prints regardless of its flags, because it cannot estimate SCATTER.
 _NOISE = (b"Missing element access estimation",)
-#: Prefixes of lines that Vela prints instead of raising. The returned program cannot run.
+#: Prefixes of lines that Vela prints instead of raising an exception. The returned program cannot run.
 _ERRORS = (b"Error", b"Register command stream generator", b"!!!!", b"Failed", b"Invalid graph")
 # Flag -> option section and key.
 _VERBOSE = {
@@ -50,10 +50,10 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     """Compile a TOSA 1.0 flatbuffer for the spec's NPU.
 
     Args:
-        timeout_seconds: Time limit for untrusted graphs, which requires a child process (0.5 s).
+        timeout_seconds: Time limit for untrusted graphs. If set, Vela runs in a child process, which takes 0.5 s to start.
 
     Raises:
-        VelaError: Vela refused the graph, exceeded the time limit, or crashed.
+        VelaError: Vela rejected the graph, exceeded the time limit, or crashed.
     """
     if len(tosa) < 8 or bytes(tosa[4:8]) != b"TOSA":
         raise VelaError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 8, got {bytes(tosa[4:8])!r}.")
@@ -61,7 +61,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
         raise VelaError(f"the TOSA flatbuffer has {len(tosa)} bytes; Vela reads at most {_MAX_TOSA_BYTES}.")
     if timeout_seconds is not None:
         return compile_apart(tosa, spec, timeout_seconds)
-    from ethorch.lower.rewrite.vela_bugs import BY_ID  # imports NumPy, which would slow down `import ethorch.vela` by 0.1 s
+    from ethorch.lower.rewrite.vela_bugs import BY_ID  # importing NumPy takes 0.1 s
 
     model = compile_unchecked(tosa, spec)
     declared = Declared.of(tosa)
@@ -72,10 +72,13 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
 
 
 def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool = True) -> CompiledModel:
-    """Compile a TOSA flatbuffer without workarounds for Vela's bugs, and optionally without cascades.
+    """Compile a TOSA flatbuffer without workarounds for Vela bugs.
+
+    Args:
+        cascading: Whether Vela may cascade operations.
 
     Raises:
-        VelaError: Vela refused the graph, or returned a program that cannot run.
+        VelaError: Vela rejected the graph, or returned a program that cannot run.
     """
     try:
         from ethosu import regor
@@ -85,7 +88,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
     try:
         with COUT_LOCK, without_lines(*_NOISE, *_ERRORS) as omitted:  # concurrent compilations are not known to be safe
             raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
-    except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
+    except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError if the message quotes a damaged name
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
     errors = dict.fromkeys(line.decode(errors="replace").strip() for line in omitted if line.startswith(_ERRORS))
     if errors:
@@ -98,8 +101,8 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 def system_text(spec: EthosUCompileSpec) -> str:
     """Return the hardware section of Vela's configuration: architecture, section names and ini files (vela.py, main).
 
-    Vela assumes NPU ports of 8 bytes if the section name starts with ``Ethos_U55``, else of 16 bytes. Other names therefore get the
-    family as a prefix.
+    Vela assumes that NPU ports are 8 bytes wide if the section name starts with ``Ethos_U55``, and 16 bytes otherwise. Names
+    without the prefix ``Ethos_U`` therefore get the NPU family as a prefix.
     """
     target, name, text = spec.target, spec.system_config, spec.vela_config.text
     if not name.startswith(_NPU_NAME):
@@ -114,7 +117,7 @@ def system_text(spec: EthosUCompileSpec) -> str:
 
 
 def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
-    """Return the compiler section of Vela's configuration, translated from the flags (vela.py, get_compiler_config)."""
+    """Return the compiler section of Vela's configuration for the spec's flags (vela.py, get_compiler_config)."""
     flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
         "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},
@@ -136,9 +139,9 @@ def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
 
 
 def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
-    """Restore the declared shapes of inputs and outputs. Raise VelaError if Vela dropped one.
+    """Restore the declared shapes of inputs and outputs. Raise VelaError if Vela dropped an input or output.
 
-    The bugs are ``vela.unread-input``, ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
+    This works around ``vela.unread-input``, ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
     """
     return replace(
         model,
@@ -162,7 +165,6 @@ def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compil
 
 
 def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
-    """Copy Vela's objects, except the large database."""
     report = raw.perf_report
     performance = Performance(
         npu_cycles=report.npuCycles,

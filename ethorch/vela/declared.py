@@ -1,4 +1,4 @@
-"""Read inputs, outputs and properties that trigger Vela's bugs from a TOSA flatbuffer, without TOSA's library."""
+"""Read inputs, outputs and properties that trigger Vela bugs from a TOSA flatbuffer, without the TOSA library."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ethorch.support.errors import VelaError
 
 Shape = tuple[int, ...]
 
-# Enum values of tosa.fbs of TOSA 1.0.
+# Enum values in tosa.fbs (TOSA 1.0).
 _SLICE, _INT32 = 59, 5
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Declarations of a TOSA graph.
+    """The inputs, outputs and properties that a TOSA flatbuffer declares.
 
     Attributes:
         inputs, outputs: Name and shape of each tensor.
-        cuts_int32: Whether the graph contains a SLICE of INT32.
+        cuts_int32: Whether the graph contains an INT32 SLICE.
     """
 
     inputs: tuple[tuple[str, Shape], ...]

@@ -31,7 +31,7 @@ from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
 
-_SURE = 0.8  # share of the staging memory up to which reading pixels in planes is faster (docs/benchmarks.md)
+_SURE = 0.8  # share of the arena up to which reading NCHW is faster (docs/benchmarks.md)
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
@@ -39,9 +39,10 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
-    """Return the verified graph after the target's rewrites.
+    """Return the graph after the target's rewrites, verified.
 
-    With ``spec.dump_intermediate_artifacts_to``, ``delegate_0.steps`` contains the graph before and after each effective rewrite.
+    If ``spec.path_for_intermediates`` is set, ``delegate_N.steps`` contains the graph before and after each rewrite that changes
+    it.
     """
     folder = spec.path_for_intermediates
     return rewrite(
@@ -50,7 +51,6 @@ def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
 
 
 def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
-    """Warn if the arena exceeds the user's limit, which Vela treats as a request."""
     limit = spec.flags.get("--arena-cache-size")
     size = compiled.scratch_fast_bytes or compiled.scratch_bytes
     if limit is not None and size > limit:
@@ -63,14 +63,15 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 
 
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """Rewrite, compile and verify a lowered TOSA graph, which is modified.
+    """Rewrite, compile and verify a lowered TOSA graph. The graph is modified in place.
 
-    Inputs are read in planes (``lower.rewrite.planes``) if that needs fewer cycles. Bands of rows are tried if the arena exceeds
-    its limit. Unless ``spec.verify`` is False, wrong results are repaired with copies (``vela.repair``).
+    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this reduces cycles. If the arena exceeds its limit, operators are
+    split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
+    (``vela.repair``).
 
     Raises:
-        VelaError: Vela refused the graph.
-        VerificationError: The commands and the graph compute different results even with copies.
+        VelaError: Vela rejected the graph.
+        VerificationError: The commands and the graph compute different results, and copies do not correct them.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
@@ -83,7 +84,6 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
-    """Compile with parts in bands of rows (``lower.rewrite.split_rows``) if that shrinks the arena."""
     smallest = copy.copy(spec)
     smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
     cache = arena.SearchCache(serialize(graph), *arena.cache_keys(spec), "bands")
@@ -98,10 +98,10 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
 
 
 def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """Compile with inputs transposed or read in planes, whichever needs fewer cycles.
+    """Compile with inputs transposed to NHWC or read in NCHW layout, whichever needs fewer cycles.
 
-    Planes are faster if pixels and values computed from them occupy little of the SRAM, and slower if they do not fit. Otherwise
-    both are compiled, and the choice is cached.
+    NCHW is faster if a converted input and the tensor computed from it use little of the arena, and slower if the two exceed the
+    arena. Otherwise both layouts are compiled, and the choice is cached.
     """
     way = tuning.read_planes
     if way is None or not has_plane_inputs(graph, way.most):
@@ -143,7 +143,7 @@ def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUC
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """Compile a rewritten TOSA graph, with copies of outputs that Vela drops. Raise VelaError if Vela refuses it."""
+    """Compile a rewritten TOSA graph, and copy outputs that Vela would drop. Raise VelaError if Vela rejects the graph."""
     try:
         return _compile(graph, spec)
     except VelaError as error:

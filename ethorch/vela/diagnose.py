@@ -1,4 +1,4 @@
-"""Find the operators that Vela refuses individually, with their source lines."""
+"""Find the operators that Vela rejects individually, with source locations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
 from ethorch.tosa.serialize import serialize
 
-#: Error text of Vela 5.2 for more than 16 MiB of commands.
+#: Error text of Vela 5.2 if a command stream exceeds 16 MiB.
 STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def isolate(op: Op) -> Graph:
-    """Return a graph of this operator. Operands that are not constant become inputs."""
+    """Return a graph that contains only ``op``. Its operands become inputs unless they are constant."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}
@@ -31,7 +31,7 @@ def isolate(op: Op) -> Graph:
 
 
 def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """Yield each operator that Vela refuses individually, and Vela's message. Equal operators are compiled once."""
+    """Yield each operator that Vela rejects individually, with Vela's message. Identical operators are compiled once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]
@@ -47,7 +47,11 @@ def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, st
 
 
 def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
-    """Return the first operator with which Vela refuses the graph, and Vela's message, by bisection."""
+    """Find the first operator that makes Vela reject the graph, by bisection.
+
+    Returns:
+        The operator and Vela's message, or None if Vela accepts the graph.
+    """
 
     def refusal(count: int) -> str:
         ops = graph.ops[:count]
@@ -60,7 +64,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
             return str(error)
         return ""
 
-    low, high, words = 0, len(graph.ops), refusal(len(graph.ops))  # accepted with ``low`` operators, refused with ``high``
+    low, high, words = 0, len(graph.ops), refusal(len(graph.ops))  # accepts the first ``low`` operators, rejects the first ``high``
     while words and high - low > 1:
         middle = (low + high) // 2
         message = refusal(middle)
@@ -69,7 +73,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 
 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """Return the error with the refused operators in its text and in ``declined``."""
+    """Return a copy of the error that lists the rejected operators in its message and in ``declined``."""
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
     text = f"{error} Vela refuses these operators individually: {names}."

@@ -1,4 +1,4 @@
-"""Stages of a delegate: lowered, rewritten, compiled and packed."""
+"""Results of the stages that compile a delegate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INSERTED_BYTES = 8  # size of a command that writes an address
 
 @dataclass(frozen=True)
 class Lowered:
-    """A delegate at each of its stages.
+    """A compiled delegate and the graphs that it was compiled from.
 
     Attributes:
         graph: TOSA graph after the rewrites.
-        source: TOSA graph before the rewrites, the reference for results.
-        tosa: Flatbuffer that Vela compiled, before changes for inputs in planes (``vela.planes``).
-        compiled: Vela's output.
-        repairs: Operators before which a copy corrects Vela's commands.
+        source: TOSA graph before the rewrites. It defines the expected results.
+        tosa: Flatbuffer of ``graph``.
+        compiled: Output of Vela.
+        repairs: Operators whose inputs or outputs are copied to avoid a Vela bug.
     """
 
     graph: Graph = field(repr=False)
@@ -35,7 +35,7 @@ class Lowered:
 
     @cached_property
     def text(self) -> str:
-        """Graph as text, with the source location of each operator."""
+        """The graph as text, with the source location of each operator."""
         return to_text(self.graph)
 
     @property
@@ -48,14 +48,14 @@ class Lowered:
 
     @property
     def payload(self) -> DelegatePayload:
-        """Payload for firmware and the simulator."""
+        """The payload for firmware and the simulator."""
         return self.compiled.payload
 
     def with_payload(self, payload: DelegatePayload, inserted: tuple[int, ...] = ()) -> Lowered:
-        """Return a copy with equivalent commands and constants.
+        """Return a copy with the commands and constants of an equivalent payload.
 
         Args:
-            inserted: Offsets of inserted commands (``npu.relocate.Relocated``).
+            inserted: Byte offsets of inserted commands. See ``npu.relocate.Relocated``.
         """
         before = self.compiled
 
@@ -67,7 +67,7 @@ class Lowered:
 
     @property
     def sources(self) -> Sources:
-        """Operator of each command, with its source location."""
+        """The operator of each command, with its source location."""
         ops = [op for region in self.graph.regions() for op in region.ops]
         origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
         return Sources.from_schedule(self.compiled.rows(), origins)

@@ -1,6 +1,6 @@
-"""Change commands to read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
+"""Change commands to read NCHW inputs as feature maps in the NPU's brick format (``ethorch.lower.rewrite.planes``).
 
-Each command gets the strides of planes. The registers are restored after it.
+Each such command gets NCHW strides. The original register values are restored after the command.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
+#: Operations that do not read feature maps.
 _NO_KERNELS = ("NPU_OP_DMA_START", "NPU_OP_DMA_WAIT", "NPU_OP_KERNEL_WAIT", "NPU_OP_STOP")
-_NHWC, _BRICKS = 0, 1 << 6  # values of IFM_PRECISION.format and of the parameter that contains it (npu-reference 2.3)
+_NHWC, _BRICKS = 0, 1 << 6  # IFM_PRECISION.format of NHWC, and the register parameter of the brick format (npu-reference 2.3)
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class _Map:
 def with_planes(
     model: CompiledModel, planar: Graph, reference: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
 ) -> CompiledModel | None:
-    """Return the program that reads its inputs in planes, or None if its commands have an unexpected form.
+    """Return a copy of ``model`` that reads its inputs in NCHW layout, or None if its commands have an unexpected form.
 
-    DMA transfers replace copies by pooling.
+    Pooling operations that copy an input are replaced with DMA transfers.
 
     Args:
-        model: Compiled ``planar``.
-        planar: Graph with convolutions that read planes.
-        reference: Graph with TRANSPOSEs, to which the returned tables refer.
-        planes: Inputs in planes.
+        model: Model compiled from ``planar``.
+        planar: Graph with convolutions that convert NCHW inputs.
+        reference: Graph with TRANSPOSEs in place of these convolutions. The returned tables contain its operator indices.
+        planes: Inputs to read in NCHW layout.
     """
     if model.command_stream[:4] != stream.COP1:
         return None
@@ -106,12 +107,6 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
 def _estimate(
     tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
 ) -> tuple[Tables, int, int]:
-    """Return tables with transfers for copies and without data movement by products, saved cycles, and saved products.
-
-    Args:
-        copied: Bytes of each copy, by row name.
-        turning: Row names of convolutions that only move data.
-    """
     header, rows = tables["perf"]
     slow = spec.memory_system.arena_area
     saved, products, estimated = 0, 0, []
@@ -138,7 +133,6 @@ def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) ->
 def _in_planes(
     op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
 ) -> Mapping[str, int | Bits] | None:
-    """Return a command's registers for reading planes, and mark its pixels in ``seen``."""
     brick = BRICK * element_size
     pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
     at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)

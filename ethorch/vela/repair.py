@@ -1,7 +1,7 @@
 """Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
 
-This handles bugs of Vela that ``lower.rewrite.vela_bugs`` does not avoid. Nearly all are lost offsets and shapes of values that
-Vela does not write to memory.
+This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid. In nearly all of them, the offset or shape of a tensor
+that is not written to memory is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits for one delegate; CPU seconds, which do not depend on other processes
-_DISTANCES = (0, 1, 2, 4)  # distances of operators from the wrong one, before the whole graph is tried
+_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits per delegate. CPU time does not depend on other processes.
+_DISTANCES = (0, 1, 2, 4)  # distances from the wrong operator to try before the whole graph
 _NARROW = ("INT8", "INT16", "BOOL")  # dtypes that are cheap to copy
-_MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of short axes
+_MOST_RANDOM_INT32 = 8  # exclusive upper limit of random int32 inputs, which may be indices into short axes
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if it computes the results of its TOSA graph, else a correct one with copies.
+    """Return the delegate if its results match its TOSA graph. Otherwise return a correct delegate with copies.
 
-    A delegate is not compared if it contains a loop, which may not end, if its graph has no result for random inputs, or if the
-    simulator lacks memory.
+    A delegate is not compared if it contains a loop, which may not terminate, if its graph has no result for random inputs, or if
+    the simulator lacks memory.
 
     Raises:
-        VerificationError: The delegate differs even with copies.
+        VerificationError: The results differ, and copies do not correct them.
     """
     inputs = random_inputs(lowered)
     if inputs is None:
@@ -77,7 +77,7 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
 
 
 def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
-    """Return bytes of random inputs and of the graph's results, or None if they cannot be compared."""
+    """Return random inputs and the expected outputs as bytes, or None if the delegate cannot be compared."""
     source = lowered.source
     has_loop = any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops)
     if has_loop or len(lowered.inputs) != len(lowered.compiled.inputs):
@@ -99,7 +99,6 @@ def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
-    """Return outputs or the fault of a run with random initial memory, or None if the simulator lacks memory."""
     try:
         payload = lowered.payload
     except PayloadError as error:  # a tensor exceeds its region
@@ -136,10 +135,10 @@ class _Repair:
         return self._left <= 0 or time.thread_time() > self._end
 
     def find(self, suspect: str) -> Lowered | None:
-        """Return a correct delegate with few copies, or None.
+        """Return a correct delegate with few copies, or None if none is found.
 
         Args:
-            suspect: Name of the first wrong value; empty if a rewrite caused the error.
+            suspect: Name of the first wrong value, or an empty string if a rewrite caused the error.
         """
         if not suspect:
             return None
@@ -164,7 +163,6 @@ class _Repair:
         return replace(compiled, source=self._lowered.source, repairs=repairs)
 
     def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
-        """Return a minimal subset of ``operands`` that suffices together with ``base`` (QuickXplain)."""
         if len(operands) == 1 or self._is_over:
             return list(operands)
         middle = len(operands) // 2
@@ -177,7 +175,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy operands before their operators read them. Return the operators with source locations."""
+    """Copy operands before their operators read them. Return a description of each operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

@@ -1,6 +1,6 @@
 """Copy weights that are read several times per call to SRAM, e.g. those of a recurrent network.
 
-A prefix of the stream copies them by DMA from region 0 to the end of region 1, and then restores register values.
+Commands at the start of the stream copy the weights by DMA from region 0 to the end of region 1, and then reset the DMA registers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
 _CONSTANTS, _SCRATCH = 0, 1  # regions (npu-reference 1.4)
-_ALIGNMENT = 16  # bytes, of constants and DMA (npu-reference 7)
-#: Name of a span -> registers of its region and base.
+_ALIGNMENT = 16  # alignment of constants and DMA transfers in bytes (npu-reference 7)
+#: Span name -> registers that contain the region and base address of the span.
 _REGISTERS = {
     **{name: ("WEIGHT_REGION", f"{name}_BASE") for name in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3")},
     **{name: ("SCALE_REGION", f"{name}_BASE") for name in ("SCALE", "SCALE1")},
 }
 
-_Run = tuple[int, int]  # first byte in region 0, bytes
+_Run = tuple[int, int]  # offset in region 0, size in bytes
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class _Reader:
 
 
 def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: int) -> CompiledModel:
-    """Copy the weights that are read most often to SRAM if the estimate needs fewer cycles.
+    """Copy the most frequently read weights to SRAM if this reduces the estimated cycles.
 
     Args:
         most: Maximum growth of the scratch region in bytes.
 
     Returns:
-        The changed program; ``model`` if nothing is gained, the scratch region is not in SRAM, or the stream has branches.
+        The changed model, or ``model`` if copies save no cycles, the scratch region is not in SRAM, or the stream has branches.
     """
     memory = spec.memory_system
     program = Program(model.command_stream, model.constants)
@@ -145,7 +145,6 @@ def _estimate_rows(
 def _insert_copies(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
-    """Return the payload with copies and changed readers, and the new byte offset of each command."""
     settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
         shift = places[reader.run] - reader.run[0]
@@ -187,7 +186,7 @@ def _tables(
 
 
 def is_unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
-    """Return True if operations differ only in the locations of weights, except copies at the start of ``after``."""
+    """Return True if the operations differ only in weight addresses. DMA copies at the start of ``after`` are ignored."""
     places = {name for pair in _REGISTERS.values() for name in pair}
     old, new = list(before), list(after)
     return all(

@@ -14,12 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
-    """Return equivalent payloads with common ``weights``, in which equal constants are stored once.
+    """Return equivalent payloads with common ``weights``, in which identical constants are stored once.
 
-    Encoded weights are equal if Vela chose blocks of equal depth, biases and scales if the scales of activations are equal.
+    Encoded weights are identical only if Vela chose the same block depth. Encoded biases and scales are identical only if the
+    activation scales are the same.
 
     Returns:
-        Each payload with the offsets of inserted commands. None if nothing is saved, or if a stream's addresses depend on data.
+        Each payload with the offsets of inserted commands, or None if nothing is saved or a stream's addresses depend on data.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []

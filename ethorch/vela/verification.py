@@ -30,11 +30,12 @@ def delegate_arrays(delegate: Lowered, inputs: Sequence[Array]) -> list[Array]:
 
 
 def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs: Sequence[Array] | MachineFault) -> None:
-    """Compare the outputs of one run with those of the TOSA graph before its rewrites.
+    """Compare the outputs of one run with the results of the TOSA graph before its rewrites.
 
     Args:
-        name: Name of the delegate in errors.
-        inputs, outputs: Bytes of the tensors, or the simulator's fault instead of outputs.
+        name: Name of the delegate in error messages.
+        inputs: Bytes of the input tensors.
+        outputs: Bytes of the output tensors, or the simulator's fault.
 
     Raises:
         VerificationError: A byte differs, or the simulator stopped.
@@ -73,11 +74,6 @@ def as_bytes(array: Array) -> Array:
 
 
 def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
-    """Return the first value that differs, empty for a rewrite's error, its operator, and the stage of the error.
-
-    Args:
-        expected, output: Outputs of the source graph, and the index of one that differs.
-    """
     values: dict[str, Array] = {}
 
     def keep(op: Op, results: Sequence[Array]) -> None:
@@ -118,10 +114,6 @@ def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list
 
 
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
-    """Return the first written value that differs from ``values``, or an empty string.
-
-    Values may be written in stripes. A transposed value counts only if no other value differs.
-    """
     moved = ""
     for name, parts in written.items():
         expected = values.get(name)

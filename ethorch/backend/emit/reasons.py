@@ -66,7 +66,9 @@ def in_place(name: str) -> Reason:
 
 
 def other_buffer(name: str) -> Reason:
-    return Reason("writer.other_buffer", f"buffer {name} is written to another buffer", "Write a clone of it.")
+    return Reason(
+        "writer.other_buffer", f"buffer {name} is written to another buffer", f"Write a clone of {name} to the other buffer."
+    )
 
 
 def output_buffer() -> Reason:
@@ -102,7 +104,7 @@ def unread_result(name: str) -> Reason:
 
 
 def no_delegate() -> Reason:
-    return Reason("writer.no_delegate", "no operator runs on the NPU", "See the reasons of the operators on the CPU.")
+    return Reason("writer.no_delegate", "no operator runs on the NPU", "See the reasons reported for the CPU operators.")
 
 
 def no_input(name: str) -> Reason:

@@ -1,4 +1,4 @@
-"""Description of a device or evaluation board, with sources."""
+"""Descriptions of devices and evaluation boards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ethorch.support.errors import unknown_name
 MEMORY_KINDS = ("sram", "dram", "flash", "mram", "tcm")
 #: NPU ports: ``sram`` is AXI0 of U55 and U65 or an SRAM port of U85; ``ext`` is AXI1 or the EXT port.
 PORTS = ("sram", "ext")
-#: Kinds that neither CPU nor NPU can write.
+#: Kinds of memory that neither the CPU nor the NPU can write to.
 READ_ONLY_KINDS = ("flash", "mram")
 UART_KINDS = ("cmsdk", "pl011", "none")
 FAMILIES = ("u55", "u65", "u85")
-ASSUMED = "assumed"  # prefix of the source of an unpublished value
+ASSUMED = "assumed"  # prefix of the source if a value is unpublished
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,23 @@ class Sourced:
     """A table of a board file.
 
     Attributes:
-        sources: Source of each number. It starts with ``assumed`` if the number is unpublished.
+        sources: Source of each number, keyed by name. It starts with ``assumed`` if the number is unpublished.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     def is_assumed(self, key: str) -> bool:
-        """Return True if the value is an assumption of ethorch, not vendor data."""
+        """Return True if the value is an assumption rather than vendor data."""
         return self.sources.get(key, "").startswith(ASSUMED)
 
 
 @dataclass(frozen=True)
 class Cpu(Sourced):
-    """The Cortex-M.
+    """The Cortex-M CPU of a board.
 
     Attributes:
-        core: Compiler name, e.g. ``cortex-m55``.
-        dcache_bytes, icache_bytes: Cache sizes, or 0.
+        core: Name that compilers use, e.g. ``cortex-m55``.
+        dcache_bytes, icache_bytes: Cache sizes. 0 if there is no cache.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC lines.
         vector_table: Address of the vector table at reset.
@@ -64,12 +64,12 @@ class Memory(Sourced):
     Attributes:
         name: User-defined name, e.g. ``sram`` or ``ddr``.
         kind: One of MEMORY_KINDS.
-        aliases: Other base addresses of the same bytes, e.g. secure and non-secure.
-        npu_ports: Connected NPU ports, preferred port first. Empty if the NPU cannot access it.
-        bytes_per_second: Peak bandwidth for the NPU. None if unknown, as for the following values.
+        aliases: Other base addresses of the same memory, e.g. secure and non-secure.
+        npu_ports: NPU ports connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
+        bytes_per_second: Peak bandwidth of NPU accesses. None if unknown, like the following values.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.
-        outstanding: Most outstanding requests of the NPU.
+        outstanding: Maximum number of outstanding NPU requests.
     """
 
     name: str
@@ -86,16 +86,16 @@ class Memory(Sourced):
 
     @property
     def writable(self) -> bool:
-        """True if programs can write it."""
+        """True if programs can write to the memory."""
         return self.kind not in READ_ONLY_KINDS
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """Base address and aliases."""
+        """The base address and its aliases."""
         return self.base, *self.aliases
 
     def offset(self, address: int) -> int | None:
-        """Return the offset of an address in this memory, or None."""
+        """Return the offset of an address in this memory, or None if the address is outside."""
         return next((address - base for base in self.bases if base <= address < base + self.size_bytes), None)
 
     def __str__(self) -> str:
@@ -117,15 +117,15 @@ class Uart(Sourced):
 
 @dataclass(frozen=True)
 class NpuSlot(Sourced):
-    """An NPU on the board.
+    """An NPU on the board, in one of several possible sizes.
 
     Attributes:
         family: ``u55``, ``u65`` or ``u85``.
         macs: Possible numbers of multiply-accumulates per cycle.
-        base, aliases: Addresses of its registers.
-        interrupt: NVIC line, counted from 0 after the 16 system exceptions.
-        constants, feature_maps, staging: Memories for weights, feature maps and fast scratch memory. If empty,
-            ``ethorch.targets.boards.memory_roles`` chooses.
+        base, aliases: Addresses of the registers.
+        interrupt: NVIC line, not including the 16 system exceptions.
+        constants, feature_maps, staging: Names of the memories for weights, feature maps and fast scratch memory. If empty,
+            ``ethorch.targets.boards.memory_roles`` selects the memory.
     """
 
     family: str
@@ -140,18 +140,18 @@ class NpuSlot(Sourced):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Possible target names, e.g. ``ethos-u55-128``."""
+        """The possible target names, e.g. ``ethos-u55-128``."""
         return tuple(f"ethos-{self.family}-{macs}" for macs in self.macs)
 
 
 @dataclass(frozen=True)
 class Board(Sourced):
-    """A board.
+    """A device or evaluation board.
 
     Attributes:
         name: Argument of ``load``.
-        fvp: Command of Arm's model by family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
-        qemu: QEMU machine name, or empty.
+        fvp: Command of Arm's FVP, keyed by NPU family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
+        qemu: QEMU machine name, or an empty string if QEMU does not support the board.
     """
 
     name: str
@@ -166,32 +166,32 @@ class Board(Sourced):
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Names of all possible NPUs. The first is the default."""
+        """The target names of all NPUs. The first one is the default."""
         return tuple(target for slot in self.npus for target in slot.targets)
 
     @property
     def is_platform(self) -> bool:
-        """True for development platforms and emulated boards."""
+        """True if the board is a development platform or is emulated."""
         return bool(self.fvp or self.qemu) or self.name == "generic"
 
     @property
     def ram_bytes(self) -> int:
-        """Size of all writable memories, including TCMs."""
+        """The total size of all writable memories, including TCMs."""
         return sum(memory.size_bytes for memory in self.memories if memory.writable)
 
     @property
     def flash_bytes(self) -> int | None:
-        """Size of all non-volatile memories. None without any, e.g. for boards that boot from a card."""
+        """The total size of all nonvolatile memories, or None if there are none, e.g. if the board boots from a card."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:
-        """Return the slot and the configuration of an NPU.
+        """Return an NPU's slot and configuration.
 
         Args:
-            name: ``ethos-u55-128`` or ``u55-128``. Default: the first of ``targets``.
+            name: Target name, e.g. ``ethos-u55-128`` or ``u55-128``. Default: the first of ``targets``.
 
         Raises:
-            SpecError: The board cannot have this NPU.
+            SpecError: The board does not support this NPU.
         """
         target = self.targets[0] if name is None else name.lower() if name.lower().startswith("ethos-") else f"ethos-{name.lower()}"
         for slot in self.npus:
@@ -200,14 +200,14 @@ class Board(Sourced):
         raise unknown_name(f"NPU of board {self.name}:", str(name), self.targets)
 
     def memory(self, name: str) -> Memory:
-        """Return a memory by name. Raise SpecError for unknown names."""
+        """Return a memory by name. Raise SpecError if the name is unknown."""
         for memory in self.memories:
             if memory.name == name:
                 return memory
         raise unknown_name(f"memory of board {self.name}:", name, [memory.name for memory in self.memories])
 
     def memory_at(self, address: int) -> Memory | None:
-        """Return the memory that contains an address, or None."""
+        """Return the memory that contains an address, or None if no memory contains it."""
         return next((memory for memory in self.memories if memory.offset(address) is not None), None)
 
     def __str__(self) -> str:

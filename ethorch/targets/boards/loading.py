@@ -61,9 +61,9 @@ FOLDER = Path(__file__).parent
 MOST_FILE_BYTES = 1 << 20
 _CORES = ("cortex-m0", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m52", "cortex-m55", "cortex-m85")
 _ADDRESS = integer(0, 0xFFFFFFFF, ", an address")
-_PAGE = 0x1000  # emulators map memory in pages
+_PAGE = 0x1000  # page size in which emulators map memory
 _MOST_BYTES = 1 << 32
-ROLES = ("constants", "feature_maps", "staging")  # roles of memories for the NPU, as keys of [[npu]]
+ROLES = ("constants", "feature_maps", "staging")  # keys of [[npu]] that contain the name of a memory
 
 _TOP = {
     "name": Key(name, required=True),
@@ -127,7 +127,7 @@ def load(board: str | os.PathLike[str] | Board) -> Board:
 
     Raises:
         SpecError: The name is unknown.
-        BoardError: The file cannot be read or is invalid. The message contains line, key, value and expected values.
+        BoardError: The file cannot be read or is invalid.
     """
     if isinstance(board, Board):
         return board
@@ -143,7 +143,7 @@ def _load(path: Path) -> Board:
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+    except (OSError, ValueError) as error:  # ValueError if the path contains a zero byte
         raise BoardError(f"cannot read the board {shorten(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > MOST_FILE_BYTES:
         raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; expected a few thousand.")
@@ -151,7 +151,11 @@ def _load(path: Path) -> Board:
 
 
 def parse(content: bytes, label: str = "the board", path: Path | None = None) -> Board:
-    """Parse a board file, called ``label`` in messages. Raise BoardError if it is invalid."""
+    """Parse the contents of a board file. Raise BoardError if they are invalid.
+
+    Args:
+        label: File name in error messages.
+    """
     document = Document(content, label)
     top = document.table(document.root, (), _TOP)
     cpu = Cpu(**document.table(top["cpu"], ("cpu",), _CPU))
@@ -212,7 +216,7 @@ def _check(document: Document, board: Board) -> None:
             allowed = f"0..{board.cpu.interrupts - 1}, the lines of this CPU's NVIC"
             raise document.wrong(("npu", number, "interrupt"), f"found {slot.interrupt}", allowed)
         _check_roles(document, board, number, slot)
-        alternative = any(slot.base == previous.base for previous in board.npus[:number])  # a build option of the same slot
+        alternative = any(slot.base == previous.base for previous in board.npus[:number])  # another configuration of the same NPU
         for base in () if alternative else (slot.base, *slot.aliases):
             _place(document, ("npu", number, "base"), seen, base, 2 * _PAGE, f"NPU {number + 1}")
     if len(set(board.targets)) != len(board.targets):
@@ -234,7 +238,6 @@ def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -
 def _place(
     document: Document, where: tuple[str | int, ...], seen: list[tuple[int, int, str]], base: int, size: int, what: str
 ) -> None:
-    """Check that a range is free, outside the core's registers at 0xE0000000, and below 4 GiB."""
     if base % _PAGE:
         raise document.wrong(where, f"{base:#x} is not a multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
     end = base + size

@@ -1,4 +1,4 @@
-"""Published measurements on boards, with estimates for the same network, NPU and memories."""
+"""Published measurements on boards, and estimates for the same network, NPU and memories."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from statistics import median
 
 SILICON, LINUX, FVP = "silicon", "linux", "fvp"
-#: Command that prints the estimates of ethorch.
+#: Command that prints ethorch's estimates.
 COMMAND = "python -m bench.boards"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A published measurement with an estimate.
+    """A published measurement and the corresponding estimate.
 
     Attributes:
-        board: Name in ethorch, or empty for unknown boards.
+        board: Name of a built-in board, or an empty string for other boards.
         where: ``silicon``, ``fvp``, or ``linux`` (silicon driven by an operating system, with undocumented memories).
-        milliseconds: Published time of one call.
+        milliseconds: Published inference time.
         estimated_by: Author, memories and date of the estimate.
     """
 
@@ -33,11 +33,11 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Measured time divided by estimated time."""
+        """The measured time divided by the estimated time."""
         return self.milliseconds / self.estimate_ms
 
 
-#: Estimates of ethorch. Networks are torchvision's with Laplace-distributed weights and float inputs, unless stated otherwise.
+#: Source of ethorch's estimates, for torchvision networks with Laplace-distributed weights and float inputs unless noted.
 _OURS = "ethorch, Vela 5.2, `python -m bench.boards` of 2026-11-23"
 _CARD = "Arm on Hugging Face, Arm/{}-ethos-u-executorch: p50 on an Alif DevKit-E8, bare metal"
 _MV2_E8 = "executorch #19131, zephyr_alif_tutorial.md: {}"
@@ -90,10 +90,10 @@ MEASURED: tuple[Measured, ...] = (
 
 @dataclass(frozen=True)
 class Unestimated:
-    """A published measurement without an estimate, because the network is not available.
+    """A published measurement without an estimate, because the network or the conditions are not available.
 
     Attributes:
-        where: Board or model.
+        where: Board, or FVP.
         figure: Published value.
         why: Missing information.
     """
@@ -144,7 +144,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Return True if estimates rank each board's networks as measured, by the median of repeated measurements."""
+    """Return True if measurements and estimates rank the networks of each board equally. Repeated measurements count by median."""
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)
@@ -158,7 +158,7 @@ def in_order(rows: Iterable[Measured]) -> bool:
 
 @dataclass(frozen=True)
 class Spread:
-    """Range of the ratio of measured to estimated time.
+    """The range of the ratio of measured to estimated time.
 
     Attributes:
         count: Number of measurements.
@@ -175,9 +175,9 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
-    """Return the spread of two or more measurements of the board, else of all bare-metal silicon and the board.
+    """Return the spread of the measurements on a board if there are at least two.
 
-    Returns None if no row applies.
+    Otherwise return the spread of all measurements on this board and on bare-metal silicon, or None if there are none.
     """
     relevant = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
     own_ratios = [row.ratio for row in relevant if row.board == board]

@@ -1,6 +1,6 @@
 """Roles of a board's memories, and the matching Vela configuration as ini text.
 
-The text depends only on the board. The compile spec and the ``.pte`` contain it, so they record clocks and bandwidths.
+The text depends only on the board. It records clocks and bandwidths in the compile spec and the ``.pte``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ethorch.targets.family import Family
 from ethorch.targets.npus import FAMILIES
 
 SRAM_ONLY, SHARED, DEDICATED = "Sram_Only", "Shared_Sram", "Dedicated_Sram"
-_READ_KINDS = ("mram", "flash", "dram")  # default memories of weights, in order of preference
+_READ_KINDS = ("mram", "flash", "dram")  # kinds of memory for weights, in order of preference
 _VELA_KIND = {"mram": "OffChipFlash", "flash": "OffChipFlash", "dram": "Dram", "sram": "OnChipFlash"}
-# Defaults from Vela's reference systems, for SRAM and other memories. _OUTSTANDING is that of its U85.
+# Defaults from Vela's reference systems, for SRAM and for other memories. _OUTSTANDING is from Vela's U85 system.
 _BURST_BYTES, _LATENCY_CYCLES = {"u55": (32, 128), "u65": (32, 128), "u85": (64, 128)}, (32, 64)
 _OUTSTANDING = {"Sram": 8, "OnChipFlash": 8, "OffChipFlash": 2, "Dram": 24}
 _DECIMALS = 6
@@ -24,12 +24,12 @@ _DECIMALS = 6
 
 @dataclass(frozen=True)
 class Roles:
-    """Memories of a program.
+    """The memories that a program uses.
 
     Attributes:
-        constants: Memory of weights and command streams.
-        feature_maps: Memory of the scratch region.
-        staging: The NPU's fast scratch memory, ``feature_maps`` unless it is separate.
+        constants: Memory for weights and command streams.
+        feature_maps: Memory for the scratch region.
+        staging: Memory for the NPU's fast scratch region. It is ``feature_maps`` unless data is staged.
     """
 
     constants: Memory
@@ -38,24 +38,24 @@ class Roles:
 
     @property
     def memory_mode(self) -> str:
-        """Vela's memory mode."""
+        """The name of Vela's memory mode."""
         if self.constants is not self.feature_maps:
             return SHARED
         return SRAM_ONLY if self.staging is self.feature_maps else DEDICATED
 
 
 def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
-    """Choose the memories for the NPU of a slot.
+    """Select the memories for an NPU.
 
-    Without a memory mode, the board's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash or DRAM, in this order, and feature maps in the largest SRAM. On U65 and U85 with weights in DRAM, feature maps are also
+    If no memory mode is passed, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
+    flash or DRAM, in this order, and feature maps in the largest SRAM. If weights are in DRAM on U65 or U85, feature maps are also
     in DRAM and are staged through the SRAM.
 
     Args:
-        memory_mode: Memory mode that overrides the board's roles.
+        memory_mode: Memory mode that overrides the slot's memories.
 
     Raises:
-        BoardError: The NPU cannot write any memory of the board.
+        BoardError: The NPU cannot write to any memory of the board.
     """
     fast, slow = _fast(board, slot), _slow(board, slot)
     if memory_mode is not None and memory_mode.startswith(DEDICATED) and slow is not None:
@@ -71,10 +71,10 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
 
 
 def configuration(board: Board, slot: NpuSlot) -> str:
-    """Return an ini text with a system configuration named after the board, and the memory modes that its memories support.
+    """Return an ini text that contains a system configuration, named after the board, and the supported memory modes.
 
     Raises:
-        BoardError: The NPU cannot write any memory of the board.
+        BoardError: The NPU cannot write to any memory of the board.
     """
     family, fast, slow = FAMILIES[slot.family], _fast(board, slot), _slow(board, slot)
     second = slow or fast
@@ -103,7 +103,6 @@ def assumptions(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> 
 
 
 def _fast(board: Board, slot: NpuSlot) -> Memory:
-    """Return the memory that Vela calls Sram."""
     for chosen in (slot.staging, slot.feature_maps):
         if chosen:
             return board.memory(chosen)

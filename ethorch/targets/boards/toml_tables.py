@@ -1,6 +1,6 @@
-"""Strict TOML parsing with known keys, types and ranges. Errors name the line.
+"""Strict TOML parsing with defined keys, types and ranges. Error messages contain line numbers.
 
-``tomllib`` reports lines only for syntax errors, so the text is scanned again for the lines of keys.
+``tomllib`` reports line numbers only for syntax errors, so the text is scanned again for the line numbers of keys.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ethorch.support.errors import BoardError, FormatError
 from ethorch.support.text_files import parse_toml
 from ethorch.support.wording import near, shorten
 
-Where = tuple[str | int, ...]  # ("memory", 1, "base"): key base of the second [[memory]]
+Where = tuple[str | int, ...]  # ("memory", 1, "base") is the key base of the second [[memory]]
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\"' ]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\"|'[^']*')\s*(\.\s*[A-Za-z0-9_\-\"']+\s*)*=")
 
 
 @dataclass(frozen=True)
 class Key:
-    """Definition of a key.
+    """The definition of a key.
 
     Attributes:
         check: Function that converts a value, or raises ValueError with the expected values.
-        number: Whether it requires a source.
+        number: Whether the key requires a source.
     """
 
     check: Callable[[Any], Any]
@@ -34,7 +34,7 @@ class Key:
 
 
 def integer(low: int, high: int, what: str = "") -> Callable[[Any], int]:
-    """Return a check for an integer low..high."""
+    """Return a check that accepts integers from ``low`` to ``high``."""
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -46,35 +46,35 @@ def integer(low: int, high: int, what: str = "") -> Callable[[Any], int]:
 
 
 def positive(value: Any) -> float:
-    """Check a number above 0."""
+    """Check that the value is a positive number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e15:
         raise ValueError("a number above 0 and below 1e15")
     return float(value)
 
 
 def not_negative(value: Any) -> float:
-    """Check a number of 0 or above."""
+    """Check that the value is a nonnegative number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
         raise ValueError("a number of at least 0 and below 1e15")
     return float(value)
 
 
 def text(value: Any) -> str:
-    """Check a nonempty single-line string."""
+    """Check that the value is a nonempty single-line string."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ValueError("a nonempty single-line string")
     return value
 
 
 def name(value: Any) -> str:
-    """Check a name of lower-case letters, digits, ``-``, ``_`` and ``.``."""
+    """Check that the value consists of lowercase letters, digits, ``-``, ``_`` and ``.``."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.\-]{0,39}", value):
         raise ValueError("a name of lower-case letters, digits, '-', '_' and '.', at most 40 of them")
     return value
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
-    """Return a check for one of these words."""
+    """Return a check that accepts one of the ``allowed`` strings."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -85,7 +85,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a check for a list of at least ``least`` distinct values."""
+    """Return a check that accepts a list of at least ``least`` distinct values."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
@@ -102,10 +102,10 @@ def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any,
 
 
 class Document:
-    """Tables of a TOML file, with the line of each key.
+    """The tables of a TOML file, with the line number of each key.
 
     Args:
-        label: File name in messages.
+        label: File name in error messages.
 
     Raises:
         BoardError: The content is not TOML or not UTF-8.
@@ -124,15 +124,15 @@ class Document:
         self._lines = _lines(decoded)
 
     def wrong(self, where: Where, problem: str, allowed: str) -> BoardError:
-        """Create an error with line, key, the problem and the expected values."""
+        """Create an error that contains the line number, the key, the problem and the expected values."""
         line = next((self._lines[where[:n]] for n in range(len(where), 0, -1) if where[:n] in self._lines), None)
         place = f"{self.label}, line {line}" if line else self.label
         return BoardError(f"{place}: {_place(where)}: {problem}; expected {allowed}.")
 
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
-        """Return the checked values of a table, without absent keys.
+        """Check a table and return its converted values. Absent optional keys are omitted.
 
-        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result has all sources.
+        Numbers require the key ``source``, or one key in ``sources`` each. The result contains the source of each number.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
@@ -181,7 +181,7 @@ class Document:
 
 
 def _place(where: Where) -> str:
-    """Format e.g. ("memory", 1, "base") as ``memory 2, base``."""
+    """Format ``("memory", 1, "base")`` as ``memory 2, base``."""
     words = ""
     for part in where:
         words += f" {part + 1}" if isinstance(part, int) else f"{', ' if words else ''}{part}"
@@ -189,11 +189,10 @@ def _place(where: Where) -> str:
 
 
 def _lines(content: str) -> dict[Where, int]:
-    """Return the line of each table and key, from 1. Keys in an inline table share its line."""
     lines: dict[Where, int] = {}
     counts: dict[Where, int] = {}
     table: Where = ()
-    quote = ""  # delimiter of the multi-line text that contains the line
+    quote = ""  # delimiter of the multi-line string that contains the line, if any
     for number, line in enumerate(content.splitlines(), 1):
         if not quote:
             header = _HEADER.match(line)
