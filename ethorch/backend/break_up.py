@@ -122,7 +122,6 @@ def _decompose(node: Node) -> list[Node]:
 
 
 def _replace(node: Node, by: Node) -> None:
-    """Replace a node. An output keeps its name, to which the program's signature refers."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

@@ -34,12 +34,12 @@ from ethorch.vela.delegate import builder_for
 
 
 class DryRun:
-    """Selection of operators for the NPU and of their partitions, without ExecuTorch.
+    """A selection of the operators that run on the NPU, and their partitions. Does not use ExecuTorch.
 
     Attributes:
-        report: The PartitionReport of every program so far.
-        declined: Operators that Vela or the lowering of a delegate refused although the dry run accepted them.
-        begins: Operators that begin a delegate because the previous one was too long, with the number of added delegates.
+        report: The PartitionReport of all programs so far.
+        declined: Operators that the dry run accepted, but that Vela or the lowering of a delegate refused.
+        begins: Operators that begin a delegate because the previous delegate was too long, with the number of added delegates.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -119,7 +119,6 @@ class DryRun:
 
 
 def _refuse_results(walk: Walk) -> dict[Node, Reason]:
-    """Refuse operators with a float or int64 result for the CPU."""
 
     def reads_on_npu(user: Node) -> bool:
         return user in walk.supported

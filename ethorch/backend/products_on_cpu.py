@@ -1,4 +1,4 @@
-"""Compute products of two int8 activations on the CPU: Ethos-U55 and U65 need many operations for one product.
+"""Compute products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
 
 ExecuTorch's ``cortex_m`` library computes them with CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8
 mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.

@@ -13,7 +13,7 @@ from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, c
 
 
 def is_plumbing(node: Node) -> bool:
-    """Return True for quantize, dequantize and getitem nodes, which belong to their operator's partition."""
+    """Return True if the node is a quantize, dequantize or getitem node. These belong to the partition of their operator."""
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 

@@ -92,7 +92,6 @@ class UserChecks:
                     yield number
 
     def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """Return the reason for each refused operator, and whether a check refuses all of it."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())

@@ -59,10 +59,10 @@ class QuantizationError(EthorchError, ValueError):
 
 
 class VelaError(EthorchError):
-    """Vela refused a graph.
+    """Vela rejected a graph.
 
     Attributes:
-        declined: Vela's message by user code location (an Origin), as far as known.
+        declined: Vela's message for each known user code location (an Origin).
         too_long: Location at which the command stream exceeds its maximum length.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """

@@ -155,7 +155,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library that ``build`` returns, or build it again. Raise HostError if that fails."""
+    """Load the library that ``build`` returns. Rebuild it if it cannot be loaded. Raise HostError if that fails."""
     path = build()
     try:
         return ctypes.CDLL(str(path))

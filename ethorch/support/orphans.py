@@ -47,7 +47,6 @@ def end_worker_with(parent: int, pipe: int) -> None:
 
 
 def _end_at_hangup(pipe: int) -> None:
-    """Request SIGKILL for this process at the end of a pipe (fcntl(2), O_ASYNC)."""
     import fcntl  # Unix only
 
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())

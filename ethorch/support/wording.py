@@ -33,13 +33,13 @@ def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return `` Did you mean 'int8'?`` to append to a sentence, or "" without similar names."""
+    """Return `` Did you mean 'int8'?`` to append to a sentence, or an empty string if no name is similar."""
     similar = near(name, names)
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 def kib(size: int | None) -> str:
-    """Format a size in KiB; ``unknown`` for None."""
+    """Format a size in KiB, or return ``unknown`` for None."""
     return "unknown" if size is None else f"{size / 1024:,.1f} KiB"
 
 

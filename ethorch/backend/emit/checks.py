@@ -37,7 +37,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return the reason if a tensor is not stored row by row."""
+    """Return a reason if a tensor is not contiguous, or None."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):

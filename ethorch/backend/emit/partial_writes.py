@@ -33,14 +33,14 @@ _BYTES_PER_ELEMENT = 24
 
 @dataclass(frozen=True)
 class Part:
-    """A slice or rows of a buffer that a program writes.
+    """A region of a buffer that a program overwrites: a slice or a set of rows.
 
     Attributes:
-        rows: Integer values, an output of the delegate.
-        shape: Shape of the buffer's view that is written.
+        rows: Node that computes the new integer values, an output of the delegate.
+        shape: Shape of the view of the buffer that is written.
         dim: Axis along which rows are replaced.
-        start: Offset of the first replaced element, for contiguous rows, or None.
-        index: Indices of other rows, int32 or int64 [rows]: an input of the program, or a clone of a result of the NPU.
+        start: Offset of the first replaced element if the rows are contiguous, or None.
+        index: Indices of the rows if they are not contiguous, int32 or int64 [rows]: an input of the program, or a clone.
     """
 
     rows: Node
@@ -140,8 +140,6 @@ def _call(graph: Graph, target: Any, x: Node, *args: Any) -> Node:
 
 
 class _Rows(NamedTuple):
-    """Float rows that an operator writes to its first operand, at the index ``at``."""
-
     rows: Node
     dim: int
     start: int | None

@@ -168,7 +168,6 @@ def _is_unchanged(name: str, written: Node) -> bool:
 
 
 def _sort(graph: Graph) -> None:
-    """Sort topologically, close to the current order and with writes last."""
     places = {node: number for number, node in enumerate(graph.nodes)}
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
 
@@ -204,7 +203,6 @@ def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
 def _replace_by_call(
     program: Converted, nodes: Sequence[Node], read: Sequence[Node], number: int, spec: EthosUCompileSpec
 ) -> Partition | Reason:
-    """Lower a partition to TOSA and replace its nodes by a call with the TOSA graph's inputs and outputs."""
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}

@@ -116,7 +116,7 @@ class Values:
         return self.simple(Value("none"))
 
     def parameters(self, node: Node) -> tuple[int, ...]:
-        """Add scale, zero point, limits and dtype of a quantize or dequantize node."""
+        """Add the scale, zero point, limits and dtype of a quantize or dequantize node to the table."""
         scale, zero, low, high, dtype = node.args[1:6]
         kinds: list[tuple[str, Callable[[Any], float], Any]] = [
             ("double", float, scale),

@@ -233,7 +233,6 @@ class Writer:
         return None
 
     def _result(self, call: Node, item: Node) -> int | Reason:
-        """Return the tensor of a result: its buffer if nothing reads the old value, else a new tensor."""
         writes = [user for user in item.users if is_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
@@ -286,7 +285,6 @@ class Writer:
         return None
 
     def _check_sources(self, nodes: Sequence[Node]) -> Reason | None:
-        """Refuse to write a buffer, which may have changed, to another one."""
         buffers = (node for node in nodes if self._values.values[self._places[node]].place is not None)
         return next((reasons.other_buffer(node.name) for node in buffers), None)
 
