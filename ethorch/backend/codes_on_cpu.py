@@ -78,7 +78,6 @@ def _dequantize_of(node: Node) -> Node | None:
 
 
 def _stays_in_scale(node: Node, source: Node) -> bool:
-    """Return True if a scatter of integer values is exact."""
     floats = [arg for arg in node.all_input_nodes if is_float(arg)]
     quantized = all(op_name(user.target) in QUANTIZE and user.args[1:] == source.args[1:] for user in node.users)
     return quantized and all(map(_is_per_tensor, floats)) and True not in [arg for arg in node.args if isinstance(arg, bool)]

@@ -134,7 +134,6 @@ def _refuse_results(walk: Walk) -> dict[Node, Reason]:
 
 
 def _refuse_incomplete(walk: Walk, refused: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Refuse multi-output operators if an output is used but cannot be delegated."""
     items = [node for node in walk.graph.nodes if node.target is operator.getitem and node.users]
     return {
         source: refused.get(item, OTHER_RESULT)

@@ -114,7 +114,6 @@ def install() -> None:
 
 
 def _namesake(backend: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> Any:
-    """Return another backend of this name, unless the program has a partitioner or compile spec of ethorch."""
     others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
     is_own = is_attached(program) or any(hasattr(spec, "from_ethorch") for spec in specs)
     return others[0] if others and not is_own else None

@@ -87,7 +87,6 @@ def move_products_to_cpu(module: GraphModule) -> GraphModule:
 
 @functools.cache
 def _define() -> torch.library.Library:
-    """Define ``_OPERATOR``. ``executorch.backends.cortex_m`` defines the kernel's own name, which PyTorch accepts once."""
     arguments = (
         "Tensor lhs, int lhs_zero_point, Tensor rhs_transposed, int rhs_zero_point, int output_zero_point, int output_multiplier, "
         "int output_shift, Tensor scratch"

@@ -37,10 +37,6 @@ def install() -> None:
 
 
 def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that repeats ``function`` until nothing new is refused.
-
-    A delegate with too many commands is split. A single operator with too many commands is assigned to the CPU.
-    """
 
     @functools.wraps(function)
     def attempts(program: Any, *rest: Any) -> Any:

@@ -57,10 +57,6 @@ def lower_by_executorch(
 
 
 def _with_constant_numbers(model: GraphModule) -> GraphModule:
-    """Replace numbers that operators expect as tensors by constants, in a copy.
-
-    ExecuTorch's conversion fails for inputs that are not tensors (``SpecViolationError``).
-    """
     model = copy.deepcopy(model)
     for node in list(model.graph.nodes):
         schema = getattr(node.target, "_schema", None)

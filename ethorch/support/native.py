@@ -170,12 +170,6 @@ def load(build: Callable[[], Path]) -> ctypes.CDLL:
 
 
 def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) -> Path | None:
-    """Return a library whose bytes match its name. Remove damaged libraries and those that others can change.
-
-    Args:
-        start: File name up to the digest of the bytes; with ``any_compiler`` up to the digest of the compiler.
-        keep: Whether to skip files that could not be loaded.
-    """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
         if keep and path in _unloadable:
             continue

@@ -160,9 +160,9 @@ class Settings:
         io: Type of inputs and outputs that are float in the model: one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
-        partition: Operators on the NPU: ``npu`` (all supported operators), ``cpu-matmul`` (all except products of two int8
-            activations, which ExecuTorch's ``cortex_m`` library computes) or ``cost`` (the faster of the two, if the CPU kernel is
-            as fast as assumed in ``ethorch.figures.RATES``). A program's settings contain the selected partition.
+        partition: Operators on the NPU: ``npu`` (all supported), ``cpu-matmul`` (all except products of two int8 activations) or
+            ``cost`` (the faster by estimate, see ``ethorch.figures.RATES``). ExecuTorch's ``cortex_m`` library computes these
+            products on the CPU. A program's settings contain the selected partition.
         shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
@@ -415,8 +415,7 @@ class Settings:
         """Read a TOML file. A board file in the same folder takes precedence.
 
         Raises:
-            SpecError: The file cannot be read, or its contents are invalid.
-            BoardError: The board file is invalid.
+            SpecError, BoardError: See ``from_toml``.
         """
         try:
             text = read_text(file)

@@ -210,7 +210,6 @@ def parse(text: str, name: str) -> VelaConfig:
 
 
 def _find(name: str) -> Path:
-    """Return the path of an ini file. A name such as ``Arm/vela.ini`` may refer to a file shipped with Vela."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
         raise SpecError(f"config_ini {shorten(name, 300)} does not end in .ini, which Vela requires.")

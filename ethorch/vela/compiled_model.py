@@ -210,11 +210,6 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
-    """Assign commands without a performance entry to the control-flow operator before the next operation.
-
-    Vela's performance table omits operations inside control-flow regions. If two control-flow operators are adjacent, the first one
-    gets all commands.
-    """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)
     for position, row in enumerate(performance):

@@ -98,11 +98,6 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
 
 
 def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """Compile with inputs transposed to NHWC or read in NCHW layout, whichever needs fewer cycles.
-
-    NCHW is faster if a converted input and the tensor computed from it use little of the arena, and slower if the two exceed the
-    arena. Otherwise both layouts are compiled, and the choice is cached.
-    """
     way = tuning.read_planes
     if way is None or not has_plane_inputs(graph, way.most):
         return compile_graph(rewritten(graph, tuning, spec), spec)

@@ -39,7 +39,6 @@ def is_kept(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Iterate over the readers of ``node`` and its views, excluding writes and views that are only written."""
     for user in node.users:
         if not _is_written(user, node):
             yield user

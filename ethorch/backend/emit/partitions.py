@@ -123,7 +123,6 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
 
 
 def _check_writes(program: Converted) -> Reason | None:
-    """Refuse reads of a tensor after its change: writes do not affect the order of calls."""
     places = {node: number for number, node in enumerate(program.graph.nodes)}
     for node in program.graph.nodes:
         if node.op == "call_function" and is_in_place(node):
@@ -156,7 +155,6 @@ def _remove_idle_writes(graph: Graph) -> None:
 
 
 def _is_unchanged(name: str, written: Node) -> bool:
-    """Return True if a value is this buffer, dequantized and quantized again with at most one scale."""
     parameters = set()
     while written.op == "call_function":
         if op_name(written.target) in _PER_TENSOR:

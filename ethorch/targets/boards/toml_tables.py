@@ -181,7 +181,6 @@ class Document:
 
 
 def _place(where: Where) -> str:
-    """Format ``("memory", 1, "base")`` as ``memory 2, base``."""
     words = ""
     for part in where:
         words += f" {part + 1}" if isinstance(part, int) else f"{', ' if words else ''}{part}"
