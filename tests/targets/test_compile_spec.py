@@ -260,7 +260,7 @@ def test_own_ini(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("core_clock=400e6", "core_clock=fast", "expected a number"),
+        ("core_clock=400e6", "core_clock=fast", "expected a number for core_clock, got .fast."),
         ("core_clock=400e6", "core_clock=0", "expected a positive clock"),
         ("axi0_port=Sram", "axi0_port=Sdram", "axi0_port='Sdram' is not one of"),
         ("arena_mem_area=Axi0", "arena_mem_area=Axi2", "not Axi0 or Axi1"),
