@@ -94,20 +94,12 @@ def aot_arm_compiler(
             "--cortex-m-explicit-layout", help="For Cortex-M, insert permutations instead of using the channels-last memory format."
         ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Accepted without effect; use --verbose.")] = False,
-    non_strict_export: Annotated[
-        bool, typer.Option("--non_strict_export", help="Accepted without effect; export is always non-strict.")
-    ] = False,
-    evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch evaluate`.")] = False,
-    evaluate_kind: Annotated[
-        str | None, typer.Option("--evaluate_kind", help="Accepted without effect; set by a value after -e.")
-    ] = None,
-    evaluate_config: Annotated[
-        str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch evaluate`.")
-    ] = None,
-    enable_qdq_fusion_pass: Annotated[
-        bool, typer.Option("--enable_qdq_fusion_pass", help="Accepted without effect, as in the script.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Ignored; use --verbose.")] = False,
+    non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Ignored; export is always non-strict.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Ignored; use `ethorch evaluate`.")] = False,
+    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="Ignored; set by a value after -e.")] = None,
+    evaluate_config: Annotated[str | None, typer.Option("--evaluate_config", "-c", help="Ignored; use `ethorch evaluate`.")] = None,
+    enable_qdq_fusion_pass: Annotated[bool, typer.Option("--enable_qdq_fusion_pass", help="Ignored, as in the script.")] = False,
     direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
     """Compile a model with the options of ExecuTorch's Arm script."""

@@ -1,1 +1,1 @@
-"""The names of ``executorch.backends.arm.common``."""
+"""Drop-in replacement for ``executorch.backends.arm.common``."""

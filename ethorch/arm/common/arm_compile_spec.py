@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.common.arm_compile_spec``."""
+"""Drop-in replacement for ``executorch.backends.arm.common.arm_compile_spec``."""
 
 from ethorch.targets.compile_spec import ArmCompileSpec
 

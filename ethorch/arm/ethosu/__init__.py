@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.ethosu``."""
+"""Drop-in replacement for ``executorch.backends.arm.ethosu``."""
 
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import EthosUBackend

@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.ethosu.backend``."""
+"""Drop-in replacement for ``executorch.backends.arm.ethosu.backend``."""
 
 from ethorch.backend.preprocess import EthosUBackend
 

@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.ethosu.partitioner``."""
+"""Drop-in replacement for ``executorch.backends.arm.ethosu.partitioner``."""
 
 from ethorch.backend.partitioner import EthosUPartitioner
 

@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.quantizer``."""
+"""Drop-in replacement for ``executorch.backends.arm.quantizer``."""
 
 from ethorch.arm.quantizer.arm_quantizer import (
     EthosUQuantizer,

@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.quantizer.quantization_config``."""
+"""Drop-in replacement for ``executorch.backends.arm.quantizer.quantization_config``."""
 
 from ethorch.quantization.config import QuantizationConfig
 

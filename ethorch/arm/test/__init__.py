@@ -1,1 +1,1 @@
-"""The names of ``executorch.backends.arm.test``."""
+"""Drop-in replacement for ``executorch.backends.arm.test``."""

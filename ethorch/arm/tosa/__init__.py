@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.tosa``."""
+"""Drop-in replacement for ``executorch.backends.arm.tosa``."""
 
 from ethorch.targets.tosa_specification import TosaSpecification
 

@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.tosa.backend``."""
+"""Drop-in replacement for ``executorch.backends.arm.tosa.backend``."""
 
 from ethorch.backend.preprocess import TOSABackend
 

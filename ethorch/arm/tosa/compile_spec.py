@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.tosa.compile_spec``."""
+"""Drop-in replacement for ``executorch.backends.arm.tosa.compile_spec``."""
 
 from ethorch.targets.tosa_spec import TosaCompileSpec
 

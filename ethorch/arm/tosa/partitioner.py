@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.tosa.partitioner``."""
+"""Drop-in replacement for ``executorch.backends.arm.tosa.partitioner``."""
 
 from ethorch.backend.partitioner import TOSAPartitioner
 

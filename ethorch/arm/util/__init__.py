@@ -1,1 +1,1 @@
-"""The names of ``executorch.backends.arm.util``."""
+"""Drop-in replacement for ``executorch.backends.arm.util``."""

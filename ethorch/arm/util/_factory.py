@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.util._factory``."""
+"""Drop-in replacement for ``executorch.backends.arm.util._factory``."""
 
 from __future__ import annotations
 

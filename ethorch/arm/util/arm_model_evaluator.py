@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.util.arm_model_evaluator``."""
+"""Drop-in replacement for ``executorch.backends.arm.util.arm_model_evaluator``."""
 
 from __future__ import annotations
 

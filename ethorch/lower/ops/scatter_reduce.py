@@ -61,9 +61,9 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, for each occurrence of an index.
+    """x[index[i, j], j] += source[i, j] for dim 0. Repeated indices accumulate.
 
-    The error bound for int16 includes the rounding of the product.
+    The error bound for int16 includes the rounding of a matrix product.
     """
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 

@@ -29,7 +29,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
     """Return the HTML report about a program.
 
     The page depends only on the arguments. All text in ``data`` is escaped, and a content security policy blocks network access
-    and all scripts but the script of the page.
+    and all scripts except the page's own.
 
     Args:
         data: Result of ``Program.to_json``.
