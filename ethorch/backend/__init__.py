@@ -1,6 +1,6 @@
-"""ExecuTorch's entry points to ethorch (backends and partitioners), and the writer of the ``.pte``.
+"""The ``.pte`` writer, and the backends and partitioners that ExecuTorch calls.
 
-Names are loaded on first use: importing ExecuTorch takes 1.5 seconds.
+Names are loaded on first use because importing ExecuTorch takes 1.5 seconds.
 """
 
 from typing import TYPE_CHECKING
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 if TYPE_CHECKING:
-    from ethorch.backend.compile import compile_program, tosa_graph  # 1.5 seconds of ExecuTorch
+    from ethorch.backend.compile import compile_program, tosa_graph  # imports ExecuTorch, which takes 1.5 seconds
 
-    # the same 1.5 seconds
+    # imports ExecuTorch
     from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
 
 __getattr__, __dir__, _ = lazy_loader.attach(

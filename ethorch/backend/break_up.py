@@ -20,7 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch can keep this operator. It always decomposes operators that may return a view of their input."""
+    """Return True if ExecuTorch can keep this operator. It decomposes all operators that may return a view of an input."""
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -29,10 +29,10 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace edge operators by the core ATen operators that PyTorch decomposes them into.
+    """Replace edge operators with the core ATen operators of their decompositions.
 
     Returns:
-        The new operators, with the source locations of the replaced ones.
+        The new operators, with the source locations of the replaced operators.
     """
     pieces: list[Node] = []
     for node in nodes:
@@ -45,7 +45,7 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the decomposition of an edge operator, in a separate graph, or []."""
+    """Return the operators that an edge operator decomposes into, in a separate graph, or []."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []
@@ -84,7 +84,7 @@ def _trace(node: Node) -> GraphModule | None:
     values = [value.meta["val"] for value in inputs]
     outputs = node.meta.get("val")
     mode = detect_fake_mode([*values, *(outputs if isinstance(outputs, tuple | list) else [outputs])])
-    with torch.no_grad(), mode or nullcontext():  # tensors that the decomposition creates belong to the program's fake mode
+    with torch.no_grad(), mode or nullcontext():  # new tensors must belong to the program's fake mode
         traced = make_fx(function, decomposition_table=_decompositions())(*values)
         traced = make_fx(torch.func.functionalize(traced, remove="mutations_and_views"))(*values)  # an edge program has no views
     body = _body(traced)

@@ -1,4 +1,4 @@
-"""Build the ``.pte`` of a converted graph with ethorch's writer, else with ExecuTorch's lowering."""
+"""Build the ``.pte`` of a converted graph with ethorch's writer, or else with ExecuTorch's lowering."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ def build_pte(
 ) -> Build:
     """Lower and serialize a quantized model. Vela compiles each delegate once.
 
-    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions it again, which is
-    slower and produces the same payloads. ``PartitionReport.executorch_reason`` is the reason.
+    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions the graph again,
+    which is slower but produces the same payloads. ``PartitionReport.executorch_reason`` records the reason.
 
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
-        shared: Whether mutable buffers are stored with their names in a separate memory, to be shared with other methods
-            (``formats.pte_merge``).
+        shared: Whether to place mutable buffers in a separate memory that methods can share (``formats.pte_merge``).
         wide: Names of counters that stay int64.
-        dynamic_shapes: Dynamic dims of each input tensor. They require ExecuTorch's lowering.
+        dynamic_shapes: Dynamic dims of each input tensor. Requires ExecuTorch's lowering.
 
     Raises:
         EthorchError: ExecuTorch does not support the model.
@@ -85,7 +84,7 @@ def _lower(
     if isinstance(outcome, Build):
         return outcome
     logger.debug("ExecuTorch writes the program: %s", outcome)
-    from ethorch.backend.through_executorch import lower_by_executorch  # 1.5 seconds of ExecuTorch
+    from ethorch.backend.through_executorch import lower_by_executorch  # imports ExecuTorch in 1.5 seconds
 
     build = lower_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared, dynamic_shapes=dynamic_shapes)
     build.partition.executorch_reason = outcome

@@ -1,4 +1,4 @@
-"""Bundled programs (``.bpte``): a program with inputs and expected outputs, for ExecuTorch's test runners."""
+"""Bundled programs (``.bpte``), which contain inputs and expected outputs for ExecuTorch's test runners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executorch.devtools.bundled_program.serialize import serialize_from_bundled
 
 
 def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> bytes:
-    """Return the bundled program.
+    """Bundle a program with test cases.
 
     Args:
         cases: Flat inputs and expected outputs of each test of ``method``.

@@ -1,4 +1,4 @@
-"""Check that the call of a delegate matches its payload, before a runtime rejects the file."""
+"""Check at compile time that delegate calls match their payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.support.wording import count_noun
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
-    """Raise EthorchError if a payload differs from its partition in number, dtypes or shapes of inputs and outputs."""
+    """Raise EthorchError if payload and partition differ in the number, element sizes or shapes of inputs or outputs."""
     names = set(program.graph_signature.user_inputs)
     inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     outputs: list[Node] = []

@@ -1,4 +1,4 @@
-"""Gather and scatter integer values on the CPU, instead of dequantizing the whole table."""
+"""Gather and scatter integer values on the CPU instead of dequantizing whole tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ethorch.tosa.limits import Limits
 
 
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
-    """Return gathers and scatters of a dequantized tensor that may stay on the CPU.
+    """Return the gathers and scatters that read a dequantized tensor and may stay on the CPU.
 
-    Gathers are embedding, index and gather; scatters are index_put and index_copy if all their operands are dequantized.
+    Gathers are embedding, index and gather. Scatters are index_put and index_copy that preserve the quantization parameters.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -29,9 +29,9 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 
 
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Change the results of ``find_picks`` to read integer values, and dequantize their results.
+    """Apply gathers and scatters from ``find_picks`` to integer values, and dequantize the results.
 
-    Following quantize nodes with the same parameters are removed.
+    Quantize nodes that follow with the same parameters are removed.
     """
     graph = program.graph
     for node in nodes:

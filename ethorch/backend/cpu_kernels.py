@@ -1,7 +1,7 @@
-"""Detect CPU operators without an ExecuTorch kernel during compilation, before a runtime rejects the file.
+"""Check at compile time that ExecuTorch has a kernel for each CPU operator.
 
-Desktop kernels are those registered in this process, portable kernels (for firmware) those that the wheel lists. A missing kernel
-is a warning, because others can be linked.
+Desktop kernels are registered in this process. Portable kernels (for firmware) are listed in ExecuTorch's wheel. A missing kernel
+causes only a warning because users can link other kernels.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.support.errors import Reason
 from ethorch.targets.cpu_operators import CPU_OPERATORS, base_name
 
-#: Maximum rank of a result of ExecuTorch's kernel of aten.convolution.
+#: Maximum rank of the result of ExecuTorch's aten.convolution kernel.
 _MAX_CONVOLUTION_RANK = 4
 #: Namespaces of operators that ExecuTorch or ``products_on_cpu`` inserts.
 _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m", "ethorch")
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Return the reason if ExecuTorch has no kernel for a node, on a desktop or in firmware."""
+    """Return the reason if ExecuTorch has no desktop kernel or no portable kernel for a node, or None."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
@@ -69,7 +69,7 @@ def _remedy(node: Node) -> str:
 
 @lru_cache(maxsize=4096)
 def kernel_of(target: Any) -> str | None:
-    """Return the kernel of an edge operator, e.g. ``aten::sort.values``. None without an out variant."""
+    """Return the kernel name of an edge operator, e.g. ``aten::sort.values``, or None if the operator has no out variant."""
     op = getattr(target, "_op", target)
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:
@@ -84,7 +84,7 @@ def _name(op: Any) -> str:
 
 
 def registered_kernels() -> frozenset[str]:
-    """Return the kernels of the runtime in this process."""
+    """Return the names of the kernels registered in this process."""
     from executorch.runtime import Runtime
 
     return frozenset(Runtime.get().operator_registry.operator_names)

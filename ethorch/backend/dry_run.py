@@ -1,4 +1,4 @@
-"""Selection of operators for the NPU by a dry run of the lowering."""
+"""Select operators for the NPU with a dry run of the lowering."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from ethorch.vela.delegate import builder_for
 
 
 class DryRun:
-    """A selection of the operators that run on the NPU, and their partitions. Does not use ExecuTorch.
+    """A selector of the operators and partitions that run on the NPU. It does not use ExecuTorch.
 
     Attributes:
-        report: The PartitionReport of all programs so far.
-        declined: Operators that the dry run accepted, but that Vela or the lowering of a delegate refused.
-        begins: Operators that begin a delegate because the previous delegate was too long, with the number of added delegates.
+        report: PartitionReport of all programs processed so far.
+        declined: Operators that the dry run accepted but Vela or the lowering of a delegate refused.
+        begins: Operators at which an overlong delegate is split, with the number added to their level (``group_nodes``).
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -50,11 +50,11 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the operators that the user's checks refuse."""
+        """Return the reasons for operators that the user's checks refuse."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """Lower a graph until no further operator is refused. Return the nodes for the NPU, and reasons for other operators."""
+        """Lower a graph until no further operator is refused. Return the nodes for the NPU and the reasons for other operators."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {
@@ -69,12 +69,12 @@ class DryRun:
             refusals = {**walk.refusals, **_refuse_results(walk)}
             refusals |= _refuse_incomplete(walk, refusals)
             is_final = refusals.keys() == walk.refusals.keys() and not any(map(is_control_flow, program.graph.nodes))
-            if refusals.keys() == refused.keys() or is_final:  # a walk treats the operators that it refuses as CPU operators
+            if refusals.keys() == refused.keys() or is_final:  # the traversal already treats refused operators as CPU operators
                 return {node for node in walk.supported | walk.inside if node not in refusals}, refusals
             refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Gather rows of quantized tables on the CPU as integer values."""
+        """Change gathers and scatters on the CPU to read integer values."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
         if picks:
@@ -82,7 +82,7 @@ class DryRun:
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` to the nodes of each partition, and return the tags."""
+        """Set ``delegation_tag`` on the nodes of each partition, and return the tags."""
         folded = constant_nodes(program, supported)
         inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
         tagged = {node for node in supported if not is_plumbing(node)} - folded - inner
@@ -91,7 +91,7 @@ class DryRun:
             if node not in supported or not follows:
                 continue
             source = node.args[0]
-            if op_name(source.target) in DEQUANTIZE and source in supported:  # the operator between was removed
+            if op_name(source.target) in DEQUANTIZE and source in supported:  # the operator between the two was removed
                 source = skip_dequantize(source)
             if source in tagged or source in inner:
                 tagged.add(node)

@@ -44,7 +44,7 @@ from ethorch.vela.diagnose import STREAM_TOO_LONG
 
 logger = logging.getLogger(__name__)
 
-#: Operators that only structure the graph.
+#: Operators that compute nothing.
 _BOOKKEEPING = {"<built-in function getitem>"}
 
 
@@ -60,7 +60,7 @@ def refusal_of(message: str) -> Reason:
 
 
 class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorch has no types
-    """A partitioner for any backend with ethorch's lowering as ``preprocess``."""
+    """A partitioner for a backend whose ``preprocess`` uses ethorch's lowering."""
 
     backend: ClassVar[type[BackendDetails]]
 
@@ -70,24 +70,24 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         self.additional_checks = list(additional_checks or ())
         self.checks = UserChecks(self.additional_checks)
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
-        self._refused_whole: dict[str, Reason] = {}  # by name: reasons for operators before their decomposition
+        self._refused_whole: dict[str, Reason] = {}  # reasons for operators before decomposition, keyed by name
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the operators that ``additional_checks`` refuse."""
+        """Return the reasons for operators that ``additional_checks`` refuse."""
         return self.checks.refusals(program)
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` and the compile spec to the nodes of each partition. Return the tags."""
+        """Set ``delegation_tag`` and the compile spec on the nodes of each partition. Return the tags."""
         tags = super().tag(program, supported)
         attach((node for node in program.graph.nodes if node.meta.get("delegation_tag") in tags), self.compile_spec)
         return tags
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that ExecuTorch should not decompose, because a dry run assigns them to the NPU.
+        """Return the operators that ExecuTorch must not decompose because the dry run assigns them to the NPU.
 
-        If an operator also occurs on the CPU without a kernel, a filter selects the nodes, and ExecuTorch decomposes twice.
+        If such an operator also occurs on the CPU, also return a filter for the NPU nodes. ExecuTorch then decomposes twice.
         """
-        if self._whole and self._whole[0] is ep:  # ExecuTorch calls this several times for one program
+        if self._whole and self._whole[0] is ep:  # ExecuTorch calls this method several times for one program
             return self._whole[1]
         nodes: dict[torch._ops.OpOverload, list[Node]] = {}
         for node in nodes_everywhere(ep.graph):
@@ -102,36 +102,36 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the supported nodes with the fewest partitions, and add reasons for others to ``report``."""
+        """Group the supported nodes into the fewest partitions, tag them, and add reasons for other operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
         tag_constant_data(exported_program)
         refusals = root_causes(refusals)
-        by_operator: dict[str, Refusal] = {}  # one for all pieces of an operator that ExecuTorch decomposed
+        by_operator: dict[str, Refusal] = {}  # one refusal for all operators of a decomposition
         for node in exported_program.graph.nodes:
             if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
                 name = recorded_name(node)
                 if name not in by_operator or is_consequence(by_operator[name].reason):
                     by_operator[name] = Refusal(name, origin_of(node), self._refused_whole.get(name, refusals[node]))
             if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
-                origin = replace(origin_of(node), target=op_name(node.target))  # that of the kernel
+                origin = replace(origin_of(node), target=op_name(node.target))  # the name of the missing kernel's operator
                 self.report.without_kernel.append(Refusal(node.name, origin, missing))
         self.report.refusals += by_operator.values()
         self.log(exported_program, bool(tags))
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:
-        """Decompose refused operators that were kept for the NPU. The pieces stay on the CPU."""
+        """Decompose refused operators that were kept for the NPU. The resulting operators stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Prepare an edge program for ``partition``, which may not change it.
+        """Prepare an edge program for ``partition``, which must not change the program.
 
-        Decompose operators that the user's checks refuse, gather integer values on the CPU (``pick_codes``), and copy dequantize
-        nodes and operators on constants for each delegate.
+        Decompose operators that the user's checks refuse, call ``pick_codes``, and copy dequantize nodes and operators on constants
+        for each delegate.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)
@@ -150,7 +150,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         program.graph_module.recompile()
 
     def log(self, program: ExportedProgram, has_delegate: bool) -> None:
-        """Log a summary, and warnings for missing kernels and for programs without delegates."""
+        """Log a summary, and warnings if kernels are missing or the program has no delegate."""
         for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
             logger.warning("%s", text)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)

@@ -1,6 +1,6 @@
-"""Pass the user's compile spec from a partitioner to ``preprocess`` in the metadata of nodes.
+"""Pass the user's compile spec from a partitioner to ``preprocess`` in node metadata.
 
-ExecuTorch's list of compile specs has less information: see ``ArmCompileSpec.publish``.
+ExecuTorch's list of compile specs contains less information (see ``ArmCompileSpec.publish``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def detach(nodes: Iterable[Node]) -> None:
 
 
 def is_attached(program: ExportedProgram) -> bool:
-    """Return True if a partitioner of ethorch created ``program``."""
+    """Return True if one of ethorch's partitioners created ``program``."""
     return any(_KEY in node.meta for node in program.graph.nodes)
 
 
 def find_spec(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
-    """Return the spec stored in the nodes, else the spec in the list.
+    """Return the spec stored in the nodes, or the spec in the list if the nodes have none.
 
     Raises:
         SpecError: ``kind`` does not support the list.

@@ -1,4 +1,4 @@
-"""Programs without an Ethos-U delegate: TOSA for a later compiler, and CPU operators only."""
+"""Programs without Ethos-U delegates: programs with TOSA delegates, and CPU-only programs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class OtherProgram:
-    """A lowered program.
+    """A lowered program without Ethos-U delegates.
 
     Attributes:
         edge: The program before serialization.
         module: The lowered module, after quantization.
-        report: Report of the partitioner; None without delegates.
+        report: Report of the partitioner, or None if the program has no delegates.
         inputs: Example inputs, in the layout of the program's inputs.
     """
 
@@ -43,7 +43,7 @@ class OtherProgram:
         return bytes(self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
 
     def with_record(self) -> tuple[bytes, Any]:
-        """Return the ``.pte`` and its ETRecord. Requires lowering with ``record``."""
+        """Return the ``.pte`` and its ETRecord. Requires lowering with ``record=True``."""
         register_quantized_kernels()
         program = self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         return bytes(program.buffer), program.get_etrecord()
@@ -58,7 +58,7 @@ class OtherProgram:
 
 
 def lower_to_tosa(module: nn.Module, inputs: Inputs, spec: TosaCompileSpec, *, record: bool = False) -> OtherProgram:
-    """Lower a quantized or float model with TOSA delegates."""
+    """Lower a quantized or float model to a program with TOSA delegates."""
     partitioner = TOSAPartitioner(spec)
     return OtherProgram(_lower(module, inputs, [partitioner], record=record), module, partitioner.report, inputs)
 
@@ -88,8 +88,7 @@ def lower_for_cortex_m(
 
     Args:
         cpu: CPU name, e.g. ``cortex-m55``.
-        samples: Calibration samples.
-        explicit_layout: Permute tensors instead of changing their memory format.
+        explicit_layout: Whether to permute tensors instead of changing their memory format.
     """
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config
     from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager

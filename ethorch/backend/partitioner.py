@@ -21,10 +21,10 @@ class EthosUPartitioner(DryRunPartitioner):
 
     Args:
         compile_spec: An EthosUCompileSpec, or its list form.
-        additional_checks: Checks of the user. Nodes that one of them refuses stay on the CPU.
+        additional_checks: User-defined checks. Nodes that a check refuses stay on the CPU.
 
     Attributes:
-        report: Report of every program so far.
+        report: PartitionReport of all programs processed so far.
     """
 
     backend = EthosUBackend

@@ -22,13 +22,13 @@ from ethorch.tosa.serialize import serialize
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
 
-#: Key of the lowered module's metadata for the ``_delegate_info_meta`` of ``preprocess``. It is not stored in the .pte.
+#: Metadata key of a lowered module for the ``_delegate_info_meta`` of ``preprocess``. Not stored in the .pte.
 _INFO = "_delegate_info_meta"
 
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's backend for Ethos-U. Its blob is the payload for firmware and ``ethorch.runtime``."""
+    """An ExecuTorch backend for Ethos-U. A delegate's blob is the payload that firmware and ``ethorch.runtime`` read."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -60,7 +60,7 @@ def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int,
 
 @final
 class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's backend for TOSA. Its blob is the TOSA flatbuffer."""
+    """An ExecuTorch backend for TOSA. A delegate's blob is the TOSA flatbuffer."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -76,12 +76,12 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
 
 
 def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
-    """Return the compilation of each Ethos-U delegate of ``to_edge_transform_and_lower(...).exported_program()``, in call order."""
+    """Return the compilation result of each Ethos-U delegate in a lowered edge program, in call order."""
     return [info for info in _infos(program.graph_module) if isinstance(info, Lowered)]
 
 
 def lowered_graphs(module: GraphModule) -> list[Graph]:
-    """Return each delegate's TOSA graph, in the order of calls."""
+    """Return the TOSA graph of each delegate, in call order."""
     graphs = [info.graph if isinstance(info, Lowered) else info for info in _infos(module)]
     return [graph for graph in graphs if isinstance(graph, Graph)]
 
@@ -95,9 +95,7 @@ def register_quantized_kernels() -> None:
     import executorch.kernels.quantized  # noqa: F401
 
 
-class _FoundBackends:
-    """Backends by name. Those of ethorch replace namesakes, and forward their programs to them."""
-
+class _FoundBackends:  # replaces BackendDetails and hides backends with the name of an ethorch backend
     @staticmethod
     def __subclasses__() -> list[type[BackendDetails]]:
         backends = BackendDetails.__subclasses__()
@@ -108,7 +106,7 @@ class _FoundBackends:
 def install() -> None:
     """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent.
 
-    ExecuTorch searches all subclasses of BackendDetails for a name. The result depends on the order of imports.
+    ExecuTorch searches the subclasses of BackendDetails by name, and the result depends on the import order.
     """
     backend_api.BackendDetails = _FoundBackends
 

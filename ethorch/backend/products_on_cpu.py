@@ -1,7 +1,7 @@
-"""Compute products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
+"""Compute matrix products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations per product.
 
-ExecuTorch's ``cortex_m`` library computes them with CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8
-mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
+ExecuTorch's ``cortex_m`` library uses CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8 mac.cortex_m`` of
+``ethorch.figures.RATES`` is an assumption.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.support.errors import EthorchError, Reason
 
-#: Key of a node's ``meta`` for the reason why the partitioner leaves it to the CPU.
+#: Key in a node's ``meta`` for the reason why the partitioner assigns the node to the CPU.
 LEFT_TO_CPU = "ethorch_left_to_cpu"
 REASON = Reason(
     "cost.product_on_cpu",
@@ -42,7 +42,7 @@ QUANTIZED_PRODUCT = "ethorch.quantized_batch_matmul.default"
 #: Operators that multiply two tensors, and the indices of the factors among their arguments.
 _PRODUCTS = {"aten.bmm.default": (0, 1), "aten.baddbmm.default": (1, 2), "aten.matmul.default": (0, 1)}
 _INT8 = (-128, 127, torch.int8)
-_SUM_BYTES = 4  # of scratch memory that CMSIS-NN requires per column
+_SUM_BYTES = 4  # scratch memory that CMSIS-NN requires per column
 
 
 def reason_for_cpu(node: Node) -> Reason | None:
@@ -59,14 +59,14 @@ def reason_for_cpu(node: Node) -> Reason | None:
 
 
 def products(module: GraphModule) -> list[Node]:
-    """Return the products of two int8 activations with an int8 result in a graph from ``convert_pt2e``."""
+    """Return the matrix products of two int8 activations that have an int8 result, in a graph from ``convert_pt2e``."""
     return [node for node in module.graph.nodes if _product(node) is not None]
 
 
 def move_products_to_cpu(module: GraphModule) -> GraphModule:
-    """Return a copy of the graph with the CPU operator ``ethorch.quantized_batch_matmul`` for each of its ``products``.
+    """Return a copy of the graph in which the CPU operator ``ethorch.quantized_batch_matmul`` replaces each of the ``products``.
 
-    A result may differ by 1 from the NPU's because the CPU rounds with 31 bits.
+    Because of rounding, results may differ by 1 from those of the NPU.
 
     Raises:
         EthorchError: The graph has no such product.
@@ -99,7 +99,7 @@ def _define() -> torch.library.Library:
 
 
 def rename_kernels(program: bytes) -> bytes:
-    """Return a ``.pte`` that calls ExecuTorch's kernel for operators from ``move_products_to_cpu``."""
+    """Replace the operators from ``move_products_to_cpu`` in a ``.pte`` with ExecuTorch's kernel."""
     if _OPERATOR.encode() not in program:
         return program
     parsed = pte.read(program)

@@ -26,9 +26,9 @@ _MARK = "ethorch_retries"
 
 
 def install() -> None:
-    """Wrap ExecuTorch's ``to_backend`` to retry for partitioners of ethorch. Idempotent.
+    """Make ExecuTorch's ``to_backend`` retry for ethorch's partitioners. Idempotent.
 
-    ``to_backend`` dispatches on the type of its first argument. The two overloads with a partitioner are registered again.
+    ``to_backend`` dispatches on the type of its first argument. The two overloads that accept a partitioner are replaced.
     """
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
         function = to_backend.dispatch(form)
@@ -61,7 +61,7 @@ def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
                 if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
                     logger.info("a delegate has too many commands; another one begins with %s", cut)
                     for (_, user), report in zip(users, before, strict=True):
-                        user.begins[cut] = user.begins.get(cut, 0) + 1  # after those that began a delegate before
+                        user.begins[cut] = user.begins.get(cut, 0) + 1  # one level later than in the last attempt
                         user.report.restore(report)
                     continue
                 new = {

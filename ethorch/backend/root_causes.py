@@ -1,4 +1,4 @@
-"""Replace a refusal caused by a float neighbor by the refusal of that neighbor."""
+"""Explain refusals caused by a float neighbor with the refusal of that neighbor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _INPUT, _OUTPUT = "graph.input_not_quantized", "graph.output_not_quantized"
 
 
 def is_consequence(reason: Reason) -> bool:
-    """Return True if the reason is a neighbor that is not quantized."""
+    """Return True if the operator was refused because a neighbor is not quantized."""
     return reason.id in (_INPUT, _OUTPUT)
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return the refusals. Operators refused because of a refused float neighbor get its reason."""
+    """Return the refusals. A refusal caused by a float neighbor contains the reason for the neighbor."""
     return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 

@@ -13,12 +13,12 @@ from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, c
 
 
 def is_plumbing(node: Node) -> bool:
-    """Return True if the node is a quantize, dequantize or getitem node. These belong to the partition of their operator."""
+    """Return True if the node is a quantize, dequantize or getitem node. Such nodes belong to the partition of their operator."""
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
 def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
-    """Return the nodes of ``among`` that depend only on constants, which delegates fold."""
+    """Return the nodes in ``among`` that depend only on constants. Delegates fold these nodes."""
     constants = constants_of(program)
     folded: set[Node] = set()
     for node in program.graph.nodes:
@@ -30,13 +30,13 @@ def constant_nodes(program: ExportedProgram | Converted, among: Container[Node])
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Return True if the CPU node requantizes a value, which its reading delegate can do."""
+    """Return True if a CPU node requantizes a value and can be moved into the delegate that reads it."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
 
 def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
-    """Tag a dequantize or constant node with its reader's partition. Each of several partitions gets a copy."""
+    """Tag a dequantize or constant node with the partition that reads it. If several partitions read the node, copy it for each."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
@@ -54,7 +54,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes without those that only assertions read, unless they read a tagged node."""
+    """Return the tagged nodes except those that only assertions read. Such a node is included if it reads a returned node."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
@@ -74,12 +74,12 @@ def group_nodes(
 ) -> list[list[Node]]:
     """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
-    A node's level is the number of transitions to the CPU on the longest path to it. No path between nodes of one level contains
-    CPU operators, so they form a group. Groups are in graph order, without dequantize nodes.
+    A node's level is the largest number of transitions to the CPU on a path to the node. No path between nodes of one level
+    contains CPU operators, so these nodes form a group. Groups are in graph order, without dequantize nodes.
 
     Args:
-        inner: Casts with a result that a delegate cannot return. They belong to the partition of their readers.
-        later: Operators that begin a group, and the number of transitions added to their level.
+        inner: Casts whose results a delegate cannot return. A cast belongs to the partition of its readers.
+        later: Operators that begin a group, with the number added to their level.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -98,7 +98,7 @@ def group_nodes(
 
 
 def skip_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
-    """Return the first node before ``node`` that is neither a dequantize node nor in ``inner``."""
+    """Return the first node, from ``node`` backward, that is neither a dequantize node nor in ``inner``."""
     while op_name(node.target) in DEQUANTIZE or node in inner:
         node = node.all_input_nodes[0]
     return node

@@ -1,7 +1,7 @@
 """Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-Partitioners keep different operators from decomposition. A check for ``convolution`` must match ethorch's ``conv2d``, and a check
-for attention the products that the quantizer creates from it.
+Partitioners decompose different operators. A check for ``convolution`` must match ethorch's ``conv2d``, and a check for attention
+must match the products that the quantizer creates from attention.
 """
 
 from __future__ import annotations
@@ -32,19 +32,13 @@ _ORIGINAL = "original_aten"
 
 @dataclass(frozen=True)
 class _Alias:
-    """An operator and a name under which a check may search for it.
-
-    Attributes:
-        original: Operator recorded by PyTorch's tracer, which ``DontPartition`` compares with strings.
-    """
-
     target: Any
-    name: str
-    original: Any
+    name: str  # name that a check may search for
+    original: Any  # operator recorded by PyTorch's tracer, which ``DontPartition`` compares with strings
 
 
 class UserChecks:
-    """Checks of the user, and those that have refused an operator."""
+    """The user's checks, and a record of the checks that have refused an operator."""
 
     def __init__(self, checks: Sequence[OperatorSupportBase]):
         self.checks = list(checks)
@@ -52,11 +46,11 @@ class UserChecks:
         self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return a reason for each operator that a check refuses entirely or in part."""
+        """Return a reason for each operator that a check refuses, itself or after decomposition."""
         return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
-        """Decompose operators that stay on the CPU, which has kernels only for their parts."""
+        """Decompose operators that stay on the CPU, because the CPU has kernels only for the decomposed operators."""
         refusals = self._find_refusals(program)
         for node in nodes:
             reason, is_all = refusals.get(node, (None, False))
@@ -87,7 +81,7 @@ class UserChecks:
                 except Exception:
                     if is_own:
                         raise
-                    continue  # the check reads arguments that only the alias has
+                    continue  # the check reads arguments that only the alias's schema has
                 if not supports:
                     yield number
 
@@ -102,7 +96,7 @@ class UserChecks:
                 continue
             parts = [part for part in parts_of(node) if not is_plumbing(part)]
             scratch = numbering.setdefault(node.graph, Graph())
-            names = [_name_in(scratch, part) for part in parts or [node]]  # as if all operators were decomposed
+            names = [_name_in(scratch, part) for part in parts or [node]]  # names after decomposition of all operators
             if is_plumbing(node):
                 continue
             aliases = _aliases(node, node.name if parts else names[0])

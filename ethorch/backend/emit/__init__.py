@@ -1,4 +1,4 @@
-"""The writer of the ``.pte``, which partitions a converted graph and compiles the partitions.
+"""Partition a converted graph, compile the partitions and write the ``.pte``.
 
-ExecuTorch's lowering exports and traces the graph several times, at about 0.1 s per operator.
+ExecuTorch's lowering is slower because it exports and traces the graph several times, at about 0.1 s per operator.
 """

@@ -1,4 +1,4 @@
-"""Last reads of the mutable buffers of a graph."""
+"""Last reads of a graph's mutable buffers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from ethorch.targets.cpu_operators import FORMS
 
 
 class Buffers:
-    """The buffers that a graph writes. All writes are at its end.
-
-    Args:
-        names: Names of the mutable buffers.
-    """
+    """The mutable buffers of a graph. All writes to buffers must be at the end of the graph."""
 
     def __init__(self, module: GraphModule, names: Collection[str]):
         self._places = {node: number for number, node in enumerate(module.graph.nodes)}
@@ -34,7 +30,7 @@ class Buffers:
 
 
 def is_kept(node: Node) -> bool:
-    """Return True if a buffer or an output stores the elements of ``node``."""
+    """Return True if the elements of ``node`` are written to a buffer or returned."""
     return any(user.op == "output" or is_in_place(user) or (_passes_on(user) and is_kept(user)) for user in node.users)
 
 

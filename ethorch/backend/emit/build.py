@@ -16,9 +16,9 @@ class Build:
     """A program, its delegates and the placement of each operator.
 
     Attributes:
-        partition: The operators on the NPU, and the reasons for the others.
+        partition: The operators on the NPU, and the reasons for operators on the CPU.
         delegates: The delegates, in the order of the file.
-        spec: The compile spec with paths of ini files.
+        spec: The compile spec, including paths of ini files.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.
         states: The mutable buffers and their placement.
     """
@@ -31,5 +31,4 @@ class Build:
     states: tuple[StateBuffer, ...] = field(default=(), compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without ``etrecord``, whose graphs cannot be pickled."""
-        return {**self.__dict__, "etrecord": None}
+        return {**self.__dict__, "etrecord": None}  # its graphs cannot be pickled

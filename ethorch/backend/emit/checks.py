@@ -1,4 +1,4 @@
-"""Set values of a converted graph's nodes, and check tensor layouts."""
+"""Set ``meta["val"]`` of nodes in a converted graph, and check tensor layouts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ethorch.support.errors import Reason
 
 
 def set_values(module: GraphModule) -> Reason | None:
-    """Set ``meta["val"]`` of the nodes that prepare and convert inserted: quantize and dequantize nodes, folded parameters.
+    """Set ``meta["val"]`` of the nodes that prepare_pt2e and convert_pt2e inserted.
 
     Returns:
-        The reason if a value cannot be derived, e.g. for control flow.
+        The reason if a value cannot be derived, e.g. because of control flow, or None.
     """
     for node in module.graph.nodes:
         if is_control_flow(node):
@@ -37,7 +37,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return a reason if a tensor is not contiguous, or None."""
+    """Return the reason if a tensor is not contiguous or has a dynamic shape, or if an input is not a tensor, or None."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):
@@ -51,7 +51,7 @@ def check_layouts(module: GraphModule) -> Reason | None:
 
 
 def structure_of(module: GraphModule) -> tuple[str, str]:
-    """Return PyTorch's serialized nests of inputs and outputs, as written by ExecuTorch, or empty texts."""
+    """Return the serialized pytree specs of inputs and outputs, or empty strings if the graph has no specs."""
     specs = (getattr(module, "_in_spec", None), getattr(module, "_out_spec", None))
     inputs, outputs = ("" if spec is None else torch.utils._pytree.treespec_dumps(spec) for spec in specs)
     return inputs, outputs

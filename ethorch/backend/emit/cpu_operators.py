@@ -1,6 +1,6 @@
-"""Operators that ExecuTorch writes to a .pte in place of others.
+"""Replace CPU operators with the operators that ExecuTorch's lowering writes.
 
-``ethorch/targets/cpu_operators.csv`` selects a replacement by its form. Tests compare each with ExecuTorch's lowering.
+The form in ``ethorch/targets/cpu_operators.csv`` selects a replacement. Tests compare each replacement with ExecuTorch's lowering.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _arange(node: Node) -> Replacement:
     return _ops.arange.start_step, (*bounds, 1)[:3]
 
 
-#: Form -> function that returns the operator and arguments that ExecuTorch writes instead, or None to use the operand.
+#: Form -> function that returns the replacement, or None if the result equals the operand.
 REPLACEMENTS: dict[str, Callable[[Node], Replacement | None]] = {
     "copy_view": _copy_view,
     "squeeze": _squeeze,

@@ -1,4 +1,4 @@
-"""Kernels of CPU operators, and their arguments in the table of values."""
+"""Kernels of CPU operators, and their arguments in the value table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PUT_KERNEL = "aten::index_put_"
 CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
 CLONE_KERNEL = "dim_order_ops::_clone_dim_order.out"
 VIEW_KERNEL = "aten::view_copy.out"
-#: Arguments that describe the result. Out variants do not have them.
+#: Arguments that describe the result. Out variants do not have these arguments.
 _OF_RESULT = frozenset(("dtype", "layout", "device", "pin_memory"))
 
 
 class Kernel(NamedTuple):
-    """A kernel and its arguments without the results.
+    """A kernel and its input arguments.
 
     Attributes:
         name: Name in a program, e.g. ``aten::add.out``.
-        arguments: Schema types of the arguments by name, in order.
+        arguments: Schema types of the arguments, in order, keyed by name.
     """
 
     name: str
@@ -40,7 +40,7 @@ def kernel_of(op: Any) -> Kernel | None:
     """Return the out variant of a functional operator, or None."""
     schema = op._schema
     name = op_name(op)
-    if name in QUANTIZE | DEQUANTIZE:  # a library of ExecuTorch registers their out variants
+    if name in QUANTIZE | DEQUANTIZE:  # an ExecuTorch library registers the out variants
         return Kernel(f"{schema.name}.out", {argument.name: argument.type for argument in schema.arguments})
     names = {argument.name for argument in schema.arguments}
     ignored = _OF_RESULT if names >= _OF_RESULT else frozenset()
@@ -54,11 +54,11 @@ def kernel_of(op: Any) -> Kernel | None:
 
 
 def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
-    """Add an argument to the table of values. Return its number, or None for unsupported types.
+    """Add an argument to the value table. Return its index, or None if the type is not supported.
 
     Args:
         kind: Schema type of the argument.
-        number_of: Returns the number of a node, or of the tensor for a scalar.
+        number_of: Function that returns the index of a node, or of a constant tensor that contains a scalar.
     """
     if isinstance(kind, torch.OptionalType):
         if value is None:

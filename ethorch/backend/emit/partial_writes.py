@@ -1,7 +1,6 @@
-"""Write a slice of a buffer, or rows at an index. Only these rows leave the NPU.
+"""Write only the changed rows of a buffer.
 
-The delegate computes the new value of the whole buffer. Rows at constant offsets are an output of the delegate with an address
-inside the buffer. The CPU writes other rows.
+Contiguous rows at a constant offset are a delegate output with an address inside the buffer. The CPU writes other rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _RESHAPES = frozenset(
     for name in ("reshape.default", "view.default", "_unsafe_view.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims",
                  "clone.default", "alias.default", "flatten.using_ints", "expand.default")
 )  # fmt: skip
-#: Bytes that memcpy copies in the time of one indexed write: 12 cycles to 0.5 per byte (``figures/cpu_rates.py``).
+#: Bytes that memcpy copies in the time of one indexed write: 12 cycles, compared with 0.5 per byte (``figures/cpu_rates.py``).
 _BYTES_PER_ELEMENT = 24
 
 
@@ -36,11 +35,11 @@ class Part:
     """A region of a buffer that a program overwrites: a slice or a set of rows.
 
     Attributes:
-        rows: Node that computes the new integer values, an output of the delegate.
-        shape: Shape of the view of the buffer that is written.
+        rows: Node that computes the new integer values, which the delegate returns.
+        shape: Shape of the view of the buffer to which the rows are written.
         dim: Axis along which rows are replaced.
         start: Offset of the first replaced element if the rows are contiguous, or None.
-        index: Indices of the rows if they are not contiguous, int32 or int64 [rows]: an input of the program, or a clone.
+        index: Node with the row indices, int32 or int64 [rows], if the rows are not contiguous, or None.
     """
 
     rows: Node
@@ -53,14 +52,14 @@ class Part:
 def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) -> tuple[Part, ...] | None:
     """Return the partial writes that turn the buffer into ``written``, in order.
 
-    Each gets its own quantize node in ``graph``, before the operator.
+    A quantize node for each write is inserted into ``graph``, before the operator that replaces the rows.
 
     Args:
         read: The get_attr node of the buffer.
         written: The quantize node that is written to the buffer.
 
     Returns:
-        The parts, or None if other elements change or a copy of the whole buffer is cheaper.
+        The partial writes, or None if other elements change or copying the whole buffer is cheaper.
     """
     if op_name(written.target) not in QUANTIZE:
         return None
@@ -73,7 +72,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
         node = base
     buffer = read.meta["val"]
     count = sum(piece.rows.meta["val"].numel() for _, piece in replaced if piece.at is not None)
-    kinds = {piece.at is None for _, piece in replaced}  # both kinds would be written in another order than the model's
+    kinds = {piece.at is None for _, piece in replaced}  # a mix of both kinds would change the order of the writes
     if len(kinds) != 1 or count * _BYTES_PER_ELEMENT >= buffer.numel() * buffer.element_size():
         return None
     parts = []
@@ -91,10 +90,10 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 
 
 def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
-    """Replace each ``copy_`` of a whole buffer by the writes that ``find_parts`` returns, in place.
+    """Replace each ``copy_`` to a whole buffer with the writes that ``find_parts`` returns, in place.
 
     Returns:
-        Each write, an ``index_put_`` or a ``copy_``, and its part. ``write_to_views`` adds the views of the buffer.
+        The ``index_put_`` or ``copy_`` node and the region of each write, for ``write_to_views``.
     """
     graph, writes = module.graph, list[tuple[Node, Part]]()
     for name, write in writes_of(graph).items():
@@ -121,7 +120,7 @@ def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, P
 
 
 def write_to_views(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
-    """Replace the buffer in writes of parts by views, in place."""
+    """Change partial writes to write to views of the buffers, in place."""
     for write, part in writes:
         buffer: Node = write.args[0]  # type: ignore[assignment]
         with graph.inserting_before(write):

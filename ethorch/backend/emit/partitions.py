@@ -1,4 +1,4 @@
-"""Replace the partitions of a converted graph by calls, without ExecuTorch."""
+"""Replace the partitions of a converted graph with delegate calls, without ExecuTorch."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from ethorch.tosa.verify import verify
 from ethorch.vela.delegate import builder_for
 
 _TAG = "delegation_tag"
-#: Quantize and dequantize nodes of one scale.
+#: Quantize and dequantize operators with one scale per tensor.
 _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize"))
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent a delegate in a graph. ``meta["val"]`` of the node has its results. It is never called."""
+    """Represent a delegate in a graph. ``meta["val"]`` of the node contains the results. This function is never executed."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The TOSA graph of a partition, with the arguments of its rewrites."""
+    """The TOSA graph of a partition, and the arguments of the graph's rewrites."""
 
     graph: TosaGraph
     tuning: Tuning
@@ -65,8 +65,8 @@ class PartitionedGraph:
     Attributes:
         module: CPU operators, and calls of ``call_delegate``.
         partitions: The partition of each call.
-        report: Operators in the partitions, and the reasons for the others.
-        buffers: Names of the buffers that the program changes.
+        report: Operators in the partitions, and the reasons for operators on the CPU.
+        buffers: Names of the mutable buffers.
     """
 
     module: GraphModule
@@ -76,10 +76,10 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Lower the partitions of a copy of a graph from ``convert_pt2e``.
+    """Lower the partitions in a copy of a graph from ``convert_pt2e``.
 
     Returns:
-        The graph, or the reason if the writer does not support it, e.g. for control flow.
+        The partitioned graph, or the reason if the writer does not support the graph, e.g. because of control flow.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph
@@ -118,7 +118,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
     graph.eliminate_dead_code(
         lambda node: node.is_impure() or is_in_place(node) or (node.op == "get_attr" and str(node.target) in buffers)
     )
-    small = GraphModule(program.graph_module, graph)  # with the parameters that are left
+    small = GraphModule(program.graph_module, graph)  # without unused parameters
     return PartitionedGraph(small, tuple(partitions), choice.report, buffers)
 
 

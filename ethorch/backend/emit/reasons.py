@@ -1,4 +1,4 @@
-"""Reasons why ExecuTorch's own lowering writes a program, with the same payloads."""
+"""Reasons why ExecuTorch's lowering writes a program instead of ethorch's writer."""
 
 from __future__ import annotations
 

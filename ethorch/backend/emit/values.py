@@ -1,4 +1,4 @@
-"""The table of values of a method, and its memory plan."""
+"""The value table of a method, and its memory plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ethorch.formats.pte_merge import SHARED_MEMORY
 from ethorch.formats.pte_types import DTYPES, ITEM_BYTES, Extra, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 
-#: ScalarType numbers by PyTorch's name of the dtype.
+#: Torch dtype name -> ScalarType number.
 CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
     """Place tensors in memory. Return their offsets and the total number of bytes.
 
-    Each tensor gets the lowest offset that is free during its lifetime. The best of three orders is used: by size, size times
-    lifetime, and first write.
+    Each tensor is placed at the lowest offset that is free during its lifetime. The best of three orders is used: by size, by size
+    times lifetime, and by first write.
 
     Args:
         tensors: Size in bytes, writing instruction and last reading instruction of each tensor.
@@ -52,12 +52,12 @@ def _place(
 
 
 def align(size: int) -> int:
-    """Round up to the alignment of tensors."""
+    """Round a size up to the tensor alignment."""
     return -(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 
 class Values:
-    """The table of values of a method. Equal values share an entry."""
+    """The value table of a method. Equal numbers, strings and lists share an entry."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -67,7 +67,7 @@ class Values:
         return self.like(node.meta["val"])
 
     def like(self, tensor: torch.Tensor, contents: int = 0) -> int:
-        """Add a contiguous tensor. ``contents`` is the index of its bytes in the program's constants."""
+        """Add a contiguous tensor. ``contents`` is the index of the bytes in the program's constants."""
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape))), data=contents))
         return len(self.values) - 1
@@ -79,7 +79,7 @@ class Values:
         return number
 
     def inside(self, tensor: int, node: Node, start: int) -> int:
-        """Add a slice of another tensor, from element ``start``."""
+        """Add a tensor located inside ``tensor``, starting at element ``start``."""
         number = self.tensor(node)
         memory, offset = self.values[tensor].place or (SHARED_MEMORY, 0)
         place = memory, offset + start * ITEM_BYTES[self.values[number].dtype]
@@ -102,7 +102,7 @@ class Values:
         return self.simple(Value("int[]", items=tuple(self.simple(Value("int", number=int(x))) for x in numbers)))
 
     def tensors(self, items: tuple[int, ...]) -> int:
-        """Add a list of optional tensors, with -1 for ``None``."""
+        """Add a list of optional tensors. Index -1 represents ``None``."""
         return self.simple(Value("tensor?[]", items=items))
 
     def simple(self, value: Value) -> int:

@@ -1,4 +1,4 @@
-"""Convert a graph of CPU operators and calls of delegates to an ExecuTorch program."""
+"""Convert a graph of CPU operators and delegate calls to an ExecuTorch program."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from ethorch.lower.fx.node import (
 from ethorch.support.errors import Reason
 from ethorch.targets.cpu_operators import FORMS
 
-#: Forms of operators with two operands that ExecuTorch casts to one dtype, and the kind of promotion.
+#: Form of a binary operator -> type promotion of the operands.
 _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT_TO_FLOAT}
 
 
 class Writer:
-    """A program under construction, with the kernels that ExecuTorch's lowering would use.
+    """A builder of a program that calls the same kernels as ExecuTorch's lowering.
 
     Call ``add_graph``, which needs no payloads and detects unsupported graphs, before ``program``.
 
-    Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the file. A delegate writes its result into a buffer if
-    nothing reads the old value later.
+    Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the file. A delegate writes its result directly into a
+    buffer if no later operator reads the old value.
 
     Attributes:
-        calls: Partition number of each call.
+        calls: Partition number of each delegate call.
     """
 
     def __init__(self, graph: PartitionedGraph):
@@ -55,7 +55,7 @@ class Writer:
         self.calls: list[int] = []
         self._values = Values()
         self._places: dict[Node, int] = {}
-        self._base: dict[int, int] = {}  # tensor of each view
+        self._base: dict[int, int] = {}  # index of the viewed tensor, keyed by view
         self._live: dict[int, tuple[int, int]] = {}  # first write and last read of each tensor
         self._steps: list[Instruction] = []
         self._inputs: list[Node] = []
@@ -63,9 +63,9 @@ class Writer:
         self._constants: dict[bytes, int] = {b"": 0}
         self._constant_numbers: dict[tuple[Any, ...], int] = {}
         self._buffers = Buffers(graph.module, graph.buffers)
-        self._states: dict[str, int] = {}  # tensor of each buffer, by name
-        self._in_buffers: set[int] = set()  # results of delegates that are stored in buffers
-        self._contents: dict[bytes, int] = {}  # number of each initial value, from 1
+        self._states: dict[str, int] = {}  # index of the tensor of each buffer, keyed by name
+        self._in_buffers: set[int] = set()  # delegate results that are written directly into buffers
+        self._contents: dict[bytes, int] = {}  # index of each initial value, starting at 1
         self._state_bytes = 0
 
     def add_graph(self) -> Reason | None:
@@ -83,8 +83,8 @@ class Writer:
         """Return the program.
 
         Args:
-            delegates: The delegate of each of ``calls``.
-            structure: Nests of inputs and outputs.
+            delegates: The delegates, in the order of ``calls``.
+            structure: Serialized pytree specs of inputs and outputs.
         """
         offsets, size = plan_memory({number: (self._values.values[number].nbytes, *span) for number, span in self._live.items()})
         offsets |= {number: offsets[self._root(number)] for number in self._base if self._root(number) in offsets}
@@ -186,7 +186,7 @@ class Writer:
         if is_in_place(node):
             return self._add_write(node)
         if name == "aten.slice.Tensor" and any(is_in_place(user) and user.args[0] is node for user in node.users):
-            return None  # a part of a buffer that is only written
+            return None  # a slice of a buffer that is written but not read
         if node.target is call_delegate:
             return self._add_delegate(node)
         if reason := _check(node):
