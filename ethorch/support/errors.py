@@ -18,7 +18,7 @@
     ├── HostError
     └── EmulatorError
 
-``Unsupported`` is collected and reported. Any other exception of a lowering is a bug of ethorch and propagates.
+``Unsupported`` is collected and reported. Other exceptions raised by a lowering are bugs in ethorch and propagate.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ethorch.support.wording import did_you_mean, shorten
 
 
 class EthorchError(Exception):
-    """Base class of ethorch's exceptions."""
+    """The base class of ethorch's exceptions."""
 
 
 class SpecError(EthorchError, ValueError):
-    """Unknown target, system config, memory mode or flag, or an invalid setting. The message lists known names."""
+    """An unknown target, system config, memory mode or flag, or an invalid setting. The message lists known names."""
 
 
 class UserCodeError(EthorchError):
-    """User code failed or cannot be exported. ``__cause__`` is its exception; the message has its source line."""
+    """An error in user code, or a failed export. ``__cause__`` is the original exception. The message contains the source line."""
 
 
 class QuantizationError(EthorchError, ValueError):
-    """The quantizer does not support the requested operation.
+    """An operation that the quantizer does not support, or an invalid argument.
 
     Attributes:
         id: Stable dotted id, e.g. ``calibration.nan``.
@@ -59,10 +59,10 @@ class QuantizationError(EthorchError, ValueError):
 
 
 class VelaError(EthorchError):
-    """Vela rejected a graph.
+    """A failure of Vela to compile a graph.
 
     Attributes:
-        declined: Vela's message for each known user code location (an Origin).
+        declined: Vela's message for each refused user code location (an Origin).
         too_long: Location at which the command stream exceeds its maximum length.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """
@@ -91,15 +91,15 @@ class BoardError(FormatError):
 
 
 class ElfError(FormatError):
-    """Firmware that is damaged, not an ELF file for a Cortex-M, or does not fit the board."""
+    """A firmware file that is damaged, is not an ELF file for a Cortex-M, or does not fit the board."""
 
 
 class MachineFault(EthorchError):
-    """The NPU simulator stopped: unknown command, access outside a region, or malformed stream.
+    """An error that stops the NPU simulator: unknown command, access outside a region, or malformed stream.
 
     Attributes:
         operation: The failed ``npu.stream.Operation``, if known.
-        source: The operation's operator (``npu.Source``), if known.
+        source: The operator (``npu.Source``) that contains the operation, if known.
         image: Index of the input in a batch.
     """
 
@@ -108,18 +108,18 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """Return this fault for an input of a batch."""
+        """Return a copy of this fault for an input of a batch."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
 
 
 class VerificationError(EthorchError):
-    """A compiled delegate differs from its TOSA graph, or cannot run.
+    """A compiled delegate that differs from its TOSA graph or cannot run.
 
     Attributes:
         operator: First operator that differs, with its source location, or "".
-        value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
+        value: Name of the operator's result in the rewritten TOSA graph, or "" if a rewrite changed the result.
     """
 
     def __init__(self, text: str, operator: str = "", value: str = ""):
@@ -131,11 +131,11 @@ class VerificationError(EthorchError):
 
 
 class HostError(EthorchError):
-    """The host runtime cannot be built, loaded or called: missing compiler, wrong inputs, or an error of ExecuTorch."""
+    """An error of the host runtime: missing compiler, wrong inputs, or an error in ExecuTorch."""
 
 
 class EmulatorError(EthorchError):
-    """The emulator or FVP of a virtual board is not installed or has failed."""
+    """An emulator or FVP of a virtual board that is not installed or has failed."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Reason:
     Attributes:
         id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
         text: One sentence with the actual and the allowed values.
-        remedy: Remedy.
+        remedy: Sentence that states how to avoid the refusal.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Reason:
 
 
 class Unsupported(EthorchError):
-    """A refusal. Partitioning reports it; ``preprocess`` lets it propagate.
+    """A refused operator. Partitioning reports the refusal. ``preprocess`` raises this exception.
 
     Attributes:
         place: Source location of the operator (an Origin), or None.
@@ -171,6 +171,6 @@ class Unsupported(EthorchError):
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> SpecError:
-    """Create a SpecError for an unknown name, with similar and known names."""
+    """Create a SpecError for an unknown name. The message lists similar and known names."""
     options = sorted(names)
     return SpecError(f"unknown {kind} {shorten(name)}.{did_you_mean(name[:99], options)} Known: {', '.join(options)}.")

@@ -1,9 +1,7 @@
-"""Lock of export, trace and conversion, which only one thread of a process may run at a time.
+"""A lock for export, tracing and conversion, because ``torch.export`` and torch's tracers have global state.
 
-``torch.export`` and torch's tracers have global state. Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``.
-
-Forks acquire it too, because the child would inherit a lock that is never released, and before the lock of ``redirect``, as
-compiling does.
+Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``. Forks also acquire the lock, because a child process
+would otherwise inherit a lock that is never released.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from contextlib import contextmanager
 from ethorch.support import redirect
 from ethorch.support.quiet import quiet
 
-assert redirect.COUT_LOCK  # registered first, so acquired last
+assert redirect.COUT_LOCK  # registered first, so a fork acquires it last, like compilation
 
 EXPORT_LOCK = threading.RLock()
 

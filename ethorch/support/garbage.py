@@ -1,4 +1,4 @@
-"""Delay garbage collection: a pass over all objects of torch takes 0.3 s, and imports cause eight."""
+"""Delay garbage collection. A pass over all objects of torch takes 0.3 s, and imports cause eight passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def delay_collection() -> Iterator[None]:
     """Disable garbage collection, e.g. during imports or work whose results stay alive.
 
-    Afterwards all objects count as old, so the next collections skip them.
+    At the end, all objects are moved to the oldest generation, so the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()

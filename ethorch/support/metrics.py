@@ -1,4 +1,4 @@
-"""Similarity of the outputs of two models."""
+"""Similarity metrics for the outputs of two models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ethorch.support import trees
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Maps outputs of the float and of the quantized model, one per sample, to a number; larger is better.
+#: Function that maps the outputs of the float model and the quantized model, one per sample, to a number. Larger is better.
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
-    Sums run in float64 over all tensors in nests of tuples, lists and dicts; only over floating-point ones if the reference has
-    any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan for NaNs.
+    Sums are computed in float64 over all tensors in nested tuples, lists and dicts, or only over floating-point tensors if there
+    are any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if a tensor contains NaN.
 
     Raises:
-        ValueError: The numbers of tensors or their shapes differ.
+        ValueError: The number or the shapes of the tensors differ.
     """
     pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))
     for a, b in pairs:

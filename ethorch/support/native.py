@@ -22,12 +22,12 @@ from pathlib import Path
 
 from ethorch.support.errors import HostError
 
-PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries in a wheel, with the file names of the cache
+PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries in a wheel, with the same file names as in the cache
 _unloadable: set[Path] = set()  # libraries that could not be loaded
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled libraries: ETHORCH_CACHE_DIR, XDG_CACHE_HOME/ethorch or ~/.cache/ethorch."""
+    """Return the folder for compiled libraries: ETHORCH_CACHE_DIR, XDG_CACHE_HOME/ethorch or ~/.cache/ethorch."""
     if folder := os.environ.get("ETHORCH_CACHE_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ethorch"
@@ -36,8 +36,8 @@ def cache_folder() -> Path:
 def distrust(folder: Path) -> str | None:
     """Return the reason if users other than this one and root could replace a library in a folder, or None.
 
-    The folder and its parents, after symbolic links, must belong to this user or to root. Others may write only to sticky parents,
-    like ``/tmp``.
+    After symbolic links are resolved, the folder and its parents must belong to this user or to root. Other users must not have
+    write access, except to sticky parents like ``/tmp``.
     """
     folder = folder.resolve()
     for path in (folder, *folder.parents):
@@ -66,14 +66,14 @@ def build(
 ) -> Path:
     """Return a shared library from the cache or the wheel, or compile it.
 
-    The library is written under a temporary name and renamed. Other processes wait for the first, which compiles one file per CPU.
+    The library is written under a temporary name and renamed. One process compiles, on all CPUs, and other processes wait.
 
     Args:
         name: Prefix of the file name.
         files, headers, flags: Inputs of the compilation.
         depends: Version of an external dependency.
-        purpose: Feature that needs the library, for the error without a compiler.
-        otherwise: Another compiler's command, used if none is found.
+        purpose: Feature that needs the library, named in the error if no compiler is found.
+        otherwise: Compiler command used if no other compiler is found.
 
     Raises:
         HostError: The compiler is missing or fails, or the cache is not writable or not private.
@@ -146,7 +146,7 @@ def _compile(name: str, command: list[str], files: Sequence[Path], output: str) 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
     with open(path, "wb") as file:
-        with contextlib.suppress(OSError):  # without file locks, each process builds its own
+        with contextlib.suppress(OSError):  # without file locks, each process builds its own library
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
@@ -200,7 +200,7 @@ def _remove(path: Path) -> None:
 
 
 def compiler_command() -> list[str] | None:
-    """Return the C++ compiler: CXX, or the first of g++, clang++ and c++."""
+    """Return the command of the C++ compiler: CXX, or the first available of g++, clang++ and c++."""
     variable = os.environ.get("CXX", "")
     try:
         commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]

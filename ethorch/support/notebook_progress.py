@@ -1,4 +1,4 @@
-"""Display the stages of long work in a Jupyter notebook."""
+"""Display the stages of long-running work in a Jupyter notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress:
-    """A Listener that displays a line per running stage and removes it at the end."""
+    """A Listener that displays a line per running stage and removes all lines at the end."""
 
     def __init__(self) -> None:
         self._stages: list[list[Any]] = []  # name, finished steps, total, start time

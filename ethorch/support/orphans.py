@@ -1,4 +1,4 @@
-"""Processes that end when their parent ends, even if it is killed."""
+"""End a process when its parent ends, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def lifeline(process: int) -> int:
     """Open a pipe that breaks when this process ends, and return its read descriptor.
 
     Args:
-        process: Id of this process, so that each has its own pipe.
+        process: Id of this process. A forked process has another id and opens another pipe.
     """
-    reading, _ = os.pipe()  # only this process has the writing end, and never closes it
+    reading, _ = os.pipe()  # only this process has the write end, and never closes it
     return reading
 
 
 @functools.lru_cache(maxsize=1)
 def end_worker_with(parent: int, pipe: int) -> None:
-    """End this worker process when its parent ends, on Linux even inside C++ that holds the GIL.
+    """End this worker process when its parent ends, on Linux even while C++ code holds the GIL.
 
-    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG depends on the thread that
-    started the worker. Does nothing in a process that ``parent`` did not start itself.
+    On other systems, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not used because
+    it depends on the thread that started the worker. If ``parent`` did not start this process, nothing happens.
 
     Args:
-        parent: Process that assigns the work.
+        parent: Id of the process that assigns the work.
         pipe: ``lifeline`` of that process.
     """
     worker = multiprocessing.current_process()
     if getattr(worker, "_parent_pid", None) == parent and worker.name != "MainProcess":
         threading.Thread(target=_end_after, args=(parent,), name="ethorch-orphans", daemon=True).start()
         if sys.platform.startswith("linux"):
-            with contextlib.suppress(OSError):  # a /proc that hides other processes
+            with contextlib.suppress(OSError):  # /proc may hide other processes
                 _end_at_hangup(os.open(f"/proc/{parent}/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK))
 
 
@@ -61,13 +61,13 @@ def _end_after(parent: int) -> None:
 
 
 def end_child_with(parent: int) -> None:
-    """End this process immediately when its parent ends, on Linux even inside C++.
+    """End this process if its parent has ended, and on Linux as soon as its parent ends.
 
     Args:
-        parent: Id of the parent. The thread that started this process must wait for it.
+        parent: Id of the parent. The parent's thread that started this process must wait for the process to end.
     """
     if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):  # a C library without prctl
+        with contextlib.suppress(OSError, AttributeError):  # the C library has no prctl
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent has already ended
         os._exit(128 + signal.SIGTERM)

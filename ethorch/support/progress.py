@@ -1,6 +1,6 @@
-"""Progress of long work.
+"""Progress of long-running work.
 
-Library code opens a ``stage`` and calls it for each finished step. A listener displays stages.
+Library code opens a ``stage`` and calls the yielded function for each finished step. A listener displays stages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Step = Callable[[], None]
 
 
 class Listener(Protocol):
-    """Receiver of progress. Calls come from one thread and are properly nested."""
+    """A receiver of progress. Calls come from one thread and are properly nested."""
 
     def begin(self, name: str, total: int | None) -> None:
-        """Begin a stage with ``total`` steps; None if unknown."""
+        """Begin a stage with ``total`` steps. None means unknown."""
 
     def step(self, name: str) -> None:
         """Count a finished step of the stage."""
@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class Silence:
-    """A Listener that displays nothing and disables ``ethorch.support.progress_bar``."""
+    """A Listener that displays nothing and prevents the default display."""
 
     def begin(self, name: str, total: int | None) -> None:
         """See Listener."""
@@ -59,7 +59,7 @@ def stage(name: str, total: int | None = None) -> Iterator[Step]:
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Report stages started inside the context to ``listener``, if given."""
+    """Report stages started inside the context to ``listener``. None disables reporting."""
     token = _LISTENER.set(listener)
     try:
         yield

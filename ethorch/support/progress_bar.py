@@ -1,4 +1,4 @@
-"""Display the stages of long work on a terminal's stderr."""
+"""Display the stages of long-running work on a terminal's stderr."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ethorch.support.tables import NARROW
 
 
 class _ProgressText(ProgressColumn):
-    """``3/8  0:00:06, 0:00:10 left``, or ``0:00:06`` if the total is unknown."""
-
     def render(self, task: Task) -> Text:
         passed = _clock(task.elapsed)
         if task.total is None:

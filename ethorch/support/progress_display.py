@@ -1,4 +1,4 @@
-"""Display of the stages of long work."""
+"""Display the stages of long-running work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.support.progress import Listener, has_listener, listening
 
 @contextmanager
 def display_progress(enabled: bool | None = None) -> Iterator[None]:
-    """Display the stages inside the context, on stderr or in the notebook, and remove them at the end.
+    """Display the stages inside the context on stderr or in the notebook, and remove the display at the end.
 
     Args:
         enabled: Defaults to True on a terminal and in a notebook, unless a listener is active.

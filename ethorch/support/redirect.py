@@ -1,7 +1,7 @@
-"""Lock of calls into Vela and ExecuTorch's runtime, which redirect std::cout.
+"""A lock for calls into Vela and ExecuTorch's runtime, which redirect std::cout.
 
 If redirections (pybind11's scoped_ostream_redirect) of two threads overlap, std::cout retains a pointer to a dead buffer, and the
-next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``, and forks wait for it.
+next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``, and forks wait for the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 @contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
-    """Buffer standard output of C code and print it without lines with these beginnings.
+    """Buffer the standard output of C code, and print the lines that do not start with one of ``beginnings``.
 
     Yields:
         A list that contains the omitted lines after the context ends.
@@ -29,7 +29,7 @@ def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
     omitted: list[bytes] = []
     try:
         stdout_copy = os.dup(1)
-    except OSError:  # a process without standard output
+    except OSError:  # the process has no standard output
         yield omitted
         return
     with tempfile.TemporaryFile() as buffered:

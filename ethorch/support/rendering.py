@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_WIDTH = 160  # columns: no table is cut
+_WIDTH = 160  # columns, enough for every table
 _CELL = "padding:0.1em 1em 0.1em 0;vertical-align:top"
 
 
@@ -24,7 +24,7 @@ def as_text(renderable: RenderableType) -> str:
 
 
 def as_html(renderable: RenderableType) -> str:
-    """Return HTML for ``_repr_html_``: tables as ``<table>``, texts as paragraphs, other objects as preformatted text."""
+    """Return HTML for ``_repr_html_``: tables as ``<table>``, text as paragraphs, other objects as preformatted text."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +61,7 @@ def _cell(cell: RenderableType) -> str:
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
-    """Return a horizontal bar chart as HTML without scripts; empty without bars.
+    """Return a horizontal bar chart as HTML without scripts, or an empty string if no bar has a length above 0.
 
     Args:
         bars: Label, length (at least 0) and displayed figure of each bar.

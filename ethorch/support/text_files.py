@@ -35,28 +35,21 @@ def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Args:
-        remedy: Sentence about how to create a valid file.
+        remedy: Sentence that states how to create a valid file.
 
     Raises:
-        FormatError: The file cannot be read, or has other contents.
+        FormatError: The file cannot be read, or is not a JSON object.
     """
     return parse_json(read_text(path), str(path), remedy)
 
 
 def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON text. See :func:`read_json`.
-
-    Args:
-        label: File name in messages.
-
-    Raises:
-        FormatError: The text is not a JSON object.
-    """
+    """Parse a JSON object, called ``label`` in messages. See :func:`read_json`."""
     try:
         content = json.loads(text)
     except RecursionError:
         raise FormatError(f"{label} cannot be read as JSON: it is nested too deeply. {remedy}") from None
-    except ValueError as error:  # also an integer of more digits than Python converts
+    except ValueError as error:  # also raised for an integer with too many digits
         raise FormatError(f"{label} is not JSON: {str(error).partition(';')[0]}. {remedy}") from None
     if not isinstance(content, dict):
         raise FormatError(f"{label} contains {shorten(content)}; expected an object with keys. {remedy}")
@@ -64,10 +57,10 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
-    """Return the tables in a TOML text, called ``label`` in messages. Raise FormatError if it is not TOML."""
+    """Parse TOML text, called ``label`` in messages. Raise FormatError if the text is not TOML."""
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise FormatError(f"{label} cannot be read as TOML: it is nested too deeply.") from None
-    except ValueError as error:  # also an integer of more digits than Python converts
+    except ValueError as error:  # also raised for an integer with too many digits
         raise FormatError(f"{label} is not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None

@@ -17,7 +17,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the leaves of a nest in order, and a function that rebuilds it from other leaves."""
+    """Return the leaves of a nest in order, and a function that rebuilds the nest from other leaves."""
     if "torch" in sys.modules:
         from torch.utils import _pytree as pytree
 

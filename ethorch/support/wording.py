@@ -8,15 +8,15 @@ from typing import Any
 
 
 def count_noun(count: int, noun: str, plural: str = "") -> str:
-    """Return ``1 sample``, ``2 samples`` or ``1,200 samples``; ``plural`` for irregular nouns."""
+    """Format a count and its noun, e.g. ``1,200 samples``. ``plural`` is required only for irregular nouns."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """Format a value of a file in at most ``most`` characters, e.g. ``'int9'``; ``a table`` for a large table."""
+    """Format a value from a file in at most ``most`` characters, e.g. ``'int9'``. A large table becomes ``a table``."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a deeply nested list
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or a deeply nested list
         return f"a huge {type(value).__name__}"
     if len(text) <= most:
         return text
@@ -24,7 +24,7 @@ def shorten(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return the most similar names, ignoring case."""
+    """Return at most ``most`` similar names, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)
@@ -44,5 +44,5 @@ def kib(size: int | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage, e.g. ``55.3%``."""
+    """Format a fraction as a percentage, e.g. ``55.3%``."""
     return f"{100 * share:.1f}%"

@@ -1,6 +1,6 @@
-"""Calls in worker processes, with the user's objects and the folders of their classes.
+"""Call functions in worker processes that can import the user's classes.
 
-A joblib worker does not inherit the import path of the user's file or silenced loggers.
+A joblib worker inherits neither the import path of the user's file nor silenced loggers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Task:
 
     Attributes:
         content: Pickled function with bound objects, only for processes of this program.
-        folders: Import folders of the user's classes.
-        creator: Id of the process that assigns the call. Its workers end with it.
+        folders: Folders from which the user's classes are imported.
+        creator: Id of the process that assigns the call. Workers end when this process ends.
         pipe: The creator's ``lifeline``.
     """
 
@@ -36,7 +36,7 @@ class Task:
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
-        """Create the call of a function with bound objects ``users`` of user classes."""
+        """Create a call of ``function``. ``users`` are the bound objects of user classes."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
         return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 
