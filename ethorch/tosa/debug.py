@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the origin of an operator: its node and source location.
+    """Return the node and source location of an operator.
 
     Args:
         number: Value of ``event_id``.
@@ -25,7 +25,7 @@ def event_of(op: Op, number: int) -> Record:
 
 
 def events(graph: Graph, start: int = 0) -> list[Record]:
-    """Return ``event_of`` for each operator, including regions, with the TOSA operator in ``tosa_info``.
+    """Return ``event_of`` for each operator of a graph and its regions, with the TOSA operator added as ``tosa_info``.
 
     Args:
         start: First ``event_id``.
@@ -38,7 +38,7 @@ def events(graph: Graph, start: int = 0) -> list[Record]:
 
 
 def as_data(graph: Graph) -> Record:
-    """Return the graph as plain data, nested as in a TOSA flatbuffer."""
+    """Return the graph as dicts and lists, nested as in a TOSA flatbuffer."""
     return {"regions": [{"name": region.name, "blocks": [_block(region)]} for region in graph.regions()]}
 
 

@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Emitter:
-    """A builder of a graph.
+    """A builder of a TOSA graph.
 
     Args:
         limits: Limits of the target, keyed by operator. An operator without an entry is unlimited.
         target: Name of the target, for refusals.
 
     Attributes:
-        origin: Origin of the operators that are emitted next.
+        origin: Origin of operators emitted next.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, target: str = ""):
@@ -55,7 +55,7 @@ class Emitter:
         return self.name(f"{base}_{count}") if count else base
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """Add an input of a TOSA dtype."""
+        """Add an input with a TOSA dtype."""
         value = Value(self.name(name), tuple(shape), dtype, self.origin)
         self.graph.inputs.append(value)
         return value
@@ -68,7 +68,7 @@ class Emitter:
         return Value(self.name(name), array.shape, dtype, self.origin, array)
 
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        """Append an operator and return its first result. Operators of constants are evaluated immediately.
+        """Append an operator and return its first result. If the operator is foldable, return a constant instead.
 
         Args:
             attrs: All attributes and constant operands of the opset row.
@@ -114,11 +114,11 @@ class Emitter:
         except Unsupported:
             del self.graph.ops[op_count:]
             while len(self._cached) > cached_count:
-                self._cached.popitem()  # removes the latest
+                self._cached.popitem()  # removes the latest entry
             raise
 
     def accepts(self, operator: str, dtype: str) -> bool:
-        """Return True if the target supports the operator for a first operand of this dtype."""
+        """Return True if the target supports the operator with a first operand of this dtype."""
         limits = self.limits.get(operator)
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 

@@ -20,9 +20,8 @@ FOLDABLE = ("RESHAPE", "TRANSPOSE", "CONCAT", "REVERSE", "TILE", "CLAMP", "SLICE
 def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Return True if ``evaluate`` can and should compute an operator.
 
-    Interpolating int16 tables and unsigned integers are left to the NPU. Quantized constants are not converted to INT32: an
-    elementwise operator with an INT32 constant needs three operations on U55 and two on U85, but one if both operands are
-    RESCALEs of INT8.
+    Int16 tables and RESCALEs of unsigned integers are not folded. RESCALEs to INT32 are not folded because an elementwise operator
+    with an INT32 constant needs three operations on U55 and two on U85, but only one if both operands are RESCALEs of INT8.
     """
     if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
         return False

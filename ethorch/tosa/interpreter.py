@@ -1,7 +1,7 @@
 """Run integer TOSA graphs in NumPy, with the TOSA 1.0 semantics of all operators in Ethos-U delegates.
 
-Products run in BLAS, in the narrowest float type with exact partial sums. Tests compare each operator bit for bit with the TOSA
-reference model.
+Matrix products use BLAS and the narrowest float type in which partial sums are exact. Tests compare each operator bit for bit
+with the TOSA reference model.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
 
 _EXACT = {np.float32: 2.0**24, np.float64: 2.0**53}
-_PATCH_ELEMENTS = 1 << 21  # elements of convolution patches that are copied at a time
-_MOST_CHUNKS = 3  # partial float32 products; more are slower than one float64 product
-_MOST_TURNS = 1 << 16  # iterations of a loop
+_PATCH_ELEMENTS = 1 << 21  # maximum number of elements in a copy of convolution patches
+_MOST_CHUNKS = 3  # partial float32 products; one float64 product is faster than more of them
+_MOST_TURNS = 1 << 16  # maximum iterations of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
@@ -188,13 +188,12 @@ def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
 
 
 def _avg_pool(a: Attrs, x: Array) -> Array:
-    """Multiply the sum by the reciprocal of the number of valid elements (TOSA 1.0 AVG_POOL2D, 1.9.3)."""
     sums, counts = (
         functools.reduce(np.add, _windows(a, values, 0))
         for values in (x.astype(np.int64) - _number(a["input_zp"]), np.ones((1, *x.shape[1:3], 1), np.int64))
     )
     bits = np.array([int(count - 1).bit_length() for count in counts.ravel()], np.int64).reshape(counts.shape)
-    multiplier = (((1 << 30) + 1) << bits) // counts
+    multiplier = (((1 << 30) + 1) << bits) // counts  # reciprocal of the number of valid elements (TOSA 1.0, 1.9.3)
     shift = 30 + bits
     scaled = (sums * multiplier + (np.int64(1) << (shift - 1))) >> shift
     return _saturate(scaled + _number(a["output_zp"]), x.dtype)
@@ -242,7 +241,6 @@ def _saturate(x: Array, dtype: npt.DTypeLike) -> Array:
 
 
 def _rescale(a: Attrs, x: Array) -> Array:
-    """Compute ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated (SINGLE_ROUND)."""
     shape = (-1,) if a["per_channel"] else ()  # keeps tensors of rank 0
     multiplier, shift = (np.asarray(a[key], np.int64).reshape(shape) for key in ("multiplier", "shift"))
     if a["input_unsigned"]:
@@ -250,7 +248,7 @@ def _rescale(a: Attrs, x: Array) -> Array:
     scaled: Array = np.array(x, np.int64)
     scaled -= _number(a["input_zp"])
     scaled *= multiplier
-    scaled += np.int64(1) << (shift - 1)
+    scaled += np.int64(1) << (shift - 1)  # SINGLE_ROUND
     scaled >>= shift
     scaled += _number(a["output_zp"])
     dtype = np.dtype(DTYPES[a["dtype"]])
@@ -265,11 +263,10 @@ def _cast(a: Attrs, x: Array) -> Array:
 
 
 def _table(a: Attrs, x: Array, table: Array) -> Array:
-    """Look up INT8, or interpolate INT16 between 513 entries with 7 bits to INT32."""
     if x.dtype == np.int8:
         return np.take(table, x.astype(np.int32) + 128)
     at = x.astype(np.int32)
-    index, fraction = (at + 32768) >> 7, at & 127
+    index, fraction = (at + 32768) >> 7, at & 127  # 513 entries, interpolated
     wide = table.astype(np.int32)
     base = wide[index]
     return np.asarray((base << 7) + (wide[index + 1] - base) * fraction)
@@ -339,7 +336,7 @@ def _scatter(a: Attrs, values: Array, indices: Array, updates: Array) -> Array:
     return result
 
 
-#: Operator -> function of its attributes and operands. The opset defines shape and dtype of the result.
+#: Operator -> function of its attributes and operands. The opset defines the shape and dtype of the result.
 MEANING: Mapping[str, Callable[..., Array]] = {
     "CONV2D": _conv,
     "CONV3D": _conv,

@@ -68,7 +68,7 @@ class Value:
 class Op:
     """A TOSA operator. Constant operands (zero points, shapes, ...) are in ``attrs``.
 
-    A Graph attribute is a region of COND_IF or WHILE_LOOP. Regions read only their own inputs and constants.
+    An attribute of type Graph is a region of COND_IF or WHILE_LOOP. Regions read only their own inputs and constants.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Op:
 
 @dataclass
 class Graph:
-    """Operators in execution order between ``inputs`` and ``outputs``."""
+    """A TOSA graph with operators in execution order."""
 
     name: str = "main"
     inputs: list[Value] = field(default_factory=list)

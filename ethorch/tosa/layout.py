@@ -1,8 +1,9 @@
-"""Layout algebra of logical tensors in stored arrays, for permutes and views without copies, and NHWC.
+"""Algebra of tensor layouts, for permutes and views without copies, and for NHWC.
 
-A logical dimension is the product of stored axes, outermost first. ``dims`` lists these axes per logical dimension: a [N, C, H,
-W] tensor stored as NHWC has ``((0,), (3,), (1,), (2,))``. Every stored axis of extent > 1 belongs to exactly one logical
-dimension. A permute reorders ``dims``, a view splits and joins entries, and only ``arrangement`` describes data movement.
+*Stored axes* are the axes of the array in memory. A logical dimension is a product of stored axes, outermost first. ``dims`` lists
+these axes per logical dimension: a [N, C, H, W] tensor stored as NHWC has ``((0,), (3,), (1,), (2,))``. Every stored axis of extent
+> 1 belongs to exactly one logical dimension. A permute reorders ``dims``, a view splits and joins entries, and only
+``arrangement`` describes data movement.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MAX_RANK = 6
 
 
 def contiguous(shape: Sequence[int]) -> Dims:
-    """Return the dims of a tensor in logical order."""
+    """Return the ``dims`` of a tensor that is stored in logical order."""
     return tuple((axis,) for axis in range(len(shape)))
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
-    """View as ``new_shape`` without moving data. Return (finer stored shape, dims), or None if a transpose is required.
+    """View a tensor as ``new_shape`` without moving data. Return the new stored shape and ``dims``, or None if data must move.
 
     A reshape can split stored axes, but cannot reorder them or join nonadjacent axes.
     """
@@ -31,8 +32,8 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
         return None
     # Factors of the logical sequence, outermost first: [stored axis, extent].
     factors = [[axis, stored[axis]] for axes in dims for axis in axes if stored[axis] != 1]
-    pieces: dict[int, list[int]] = {}  # stored axis -> extents of its pieces, outermost first
-    plan: list[list[tuple[int, int]]] = []  # per new dimension: (stored axis, piece index)
+    pieces: dict[int, list[int]] = {}  # stored axis -> extents into which it is split, outermost first
+    plan: list[list[tuple[int, int]]] = []  # per new dimension: (stored axis, index into ``pieces``)
     position = 0
     for extent in new_shape:
         members: list[tuple[int, int]] = []
@@ -63,7 +64,7 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
 
 
 def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
-    """Join axes that are adjacent both in storage and logically."""
+    """Join stored axes that are adjacent both in memory and in a logical dimension."""
     after = {axis: following for axes in dims for axis, following in itertools.pairwise(axes) if following == axis + 1}
     starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
     place = {axis: index for index, axis in enumerate(starts)}
@@ -73,7 +74,7 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 
 
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return (shape to reshape to, permutation) to bring the stored axes into ``order``, or None if a reshape is sufficient.
+    """Return the reshape and the permutation that bring stored axes into ``order``, or None if a reshape is sufficient.
 
     The permutation ignores axes of extent 1 and joins adjacent axes.
     """
@@ -94,7 +95,7 @@ def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, 
 
 
 def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Return the number of elements before ``axis``, its extent, and the number after it."""
+    """Return the product of the extents before ``axis``, the extent of ``axis``, and the product of the extents after it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 

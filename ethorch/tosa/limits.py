@@ -1,4 +1,4 @@
-"""The limits of an NPU family for each TOSA operator, as ranges of the features in the opset row of the operator."""
+"""Limits of an NPU family for each TOSA operator, as ranges of the opset's features."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Limits:
         dtypes: Allowed dtypes of the first operand, or None for all TOSA dtypes.
         present: False if the NPU does not implement the operator.
         remedy: Remedy if the operator or the dtype is not supported.
-        ways_out: Remedy by feature, used instead of ``WAYS_OUT``.
+        ways_out: Remedies, keyed by feature, that override ``WAYS_OUT``.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Limits:
 
         Args:
             dtype: Dtype of the first operand.
-            features: Features of the opset row.
+            features: Values of the features in the opset row.
             target: Name of the NPU, or "" for TOSA itself.
         """
         where = f" on {target}" if target else ""

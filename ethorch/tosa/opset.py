@@ -1,8 +1,9 @@
 """TOSA 1.0 operators: operands, constant operands, attributes, dtypes, result shapes, and features.
 
-``features`` computes numbers that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
-1.0 that graphs store as Python attributes. Their kind selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` for that of
-operand i, or ``@out`` for that of the result. Rules are in the operator's section of the TOSA 1.0 specification.
+``features`` computes values that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
+1.0 that graphs store as Python attributes. Each has a kind that selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` (dtype of
+operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is INT48, INT32 otherwise). The TOSA 1.0
+specification defines the rules in each operator's section.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """The TOSA 1.0 definition of one operator. None as ``operands`` allows any number (CONCAT, COND_IF)."""
+    """The TOSA 1.0 definition of one operator. If ``operands`` is None, any number is allowed (CONCAT, COND_IF)."""
 
     name: str
     operands: tuple[str, ...] | None
     infer: Infer
     const_operands: Mapping[str, str] = field(default_factory=dict)
     attrs: tuple[str, ...] = ()
-    dtypes: frozenset[str] | None = None  # of operand 0; None allows all
+    dtypes: frozenset[str] | None = None  # dtypes of operand 0; None allows all dtypes
     features: Features | None = None
     extension: str = ""  # extension of the TOSA 1.0 profile, "" for the base profiles
 
@@ -364,8 +365,8 @@ _row(
     dtypes="INT8 INT16 INT32 INT48",
 )
 _SHIFT = {"multiplier": (1 << 30,), "shift": (30,), "dtype": "INT8", "per_channel": False}
-#: Attributes of the RESCALE that subtracts 128 from uint8, and of the one that adds it to int8. Unsigned zero points are 0..255;
-#: TOSA 1.0 has no unsigned dtype.
+#: Attributes of the RESCALE that subtracts 128 from uint8, and of the RESCALE that adds 128 to int8. TOSA 1.0 has no unsigned
+#: dtype, but unsigned zero points are 0..255.
 FROM_UNSIGNED = {**_SHIFT, "input_zp": 0, "output_zp": -128, "input_unsigned": True, "output_unsigned": False}
 TO_UNSIGNED = {**_SHIFT, "input_zp": -128, "output_zp": 0, "input_unsigned": False, "output_unsigned": True}
 _row("CAST", "input", _to_dtype, attrs="dtype")

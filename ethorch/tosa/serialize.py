@@ -19,7 +19,7 @@ TOSA_VERSION = (1, 0, 0)
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
-    """Return the graph as a TOSA 1.0 flatbuffer, with the constant operands that TOSA 1.0 requires for attributes.
+    """Serialize a graph to a TOSA 1.0 flatbuffer, with constant operands as tensors.
 
     Args:
         locations: Whether to store ``debug.event_of`` each operator as JSON in its location.
@@ -28,7 +28,7 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
-    """Return the flatbuffer, and the index of each operator in its operator list, which includes CONSTs."""
+    """Return the flatbuffer, and the index of each operator in the flatbuffer's operator list, which also contains CONSTs."""
     return _Writer(graph).write()
 
 
