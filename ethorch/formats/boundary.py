@@ -24,7 +24,7 @@ class Codes:
     """The quantization parameters of an input or output: real value = (code - zero_point) * scale.
 
     Attributes:
-        low, high: Least and largest code.
+        low, high: Smallest and largest code.
         dtype: Torch name of the integer type.
     """
 
@@ -67,9 +67,9 @@ def _is_float(value: Any) -> bool:
 
 
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
-    """Return the quantization parameters that a program records, keyed by name (``input0``, ...).
+    """Return the quantization parameters of inputs and outputs, keyed by name (``input0``, ...).
 
-    If there are several methods, names start with the method's name: ``decode_input0_scale``.
+    If a program has several methods, the names of constant methods have a prefix, e.g. ``decode_input0_scale``.
     """
     parameters: dict[str, dict[str, Any]] = {}
     for name, figure in program.methods.items():

@@ -22,11 +22,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], obsolete: Iterable[str] = ()) -> None:
-    """Write all files of a folder, or none if a write fails. Other files in the folder are not changed.
+    """Write files to a folder, or no file if a write fails. Other files in the folder are not changed.
 
     Args:
         contents: Bytes of each file, keyed by the path inside the folder.
-        obsolete: Glob patterns of files to remove, such as those of an earlier write.
+        obsolete: Glob patterns of files to remove, such as files from an earlier write.
 
     Raises:
         OSError: A file could not be written. The folder is unchanged.
@@ -46,7 +46,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
                 if not exists:
                     os.rename(temporary / "new", target)
             except OSError:
-                exists = target.is_dir()  # another process created it first
+                exists = target.is_dir()  # another process created the folder first
                 if not exists:
                     raise
             if exists:

@@ -1,4 +1,4 @@
-"""Read untrusted flatbuffers, with checked offsets and a limited number of items."""
+"""Read untrusted flatbuffers with checked offsets and a limited number of items."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 class Buffer(ABC):
-    """Bytes that contain tables.
+    """A base class for bytes that contain flatbuffer tables.
 
-    Subclasses define the error of a malformed file. ``max_items`` limits the total length of all vectors, which may overlap.
+    Subclasses define the exception for malformed files. ``max_items`` limits the total length of vectors, which may overlap.
     """
 
     def __init__(self, data: memoryview, max_items: int):

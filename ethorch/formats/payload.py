@@ -1,15 +1,15 @@
 """Delegate payloads: the blob of a .pte that Ethos-U firmware reads.
 
-A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), length of the data (int32), an
-external flag (1 byte, then 11 zero bytes), and data padded to a multiple of 16.
+A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), the length of the data (int32), an
+external flag (1 byte, then 11 zero bytes), and the data, padded to a multiple of 16 bytes.
 
-The empty blocks ``vela_bin_stream`` and ``vela_end_stream`` are first and last. Between them are ``cmd_data``, ``weight_data``,
-``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two contain a count and nine int32 per tensor: shape (6,
-left-padded with ones), element size, byte offset, region. An external block contains a key of 64 characters, the name of its data
-in the program.
+The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both empty. Between them are ``cmd_data``,
+``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. ``inputs`` and ``outputs`` contain a count and nine int32
+per tensor: shape (6, left-padded with ones), element size, byte offset, region. The data of an external block is a key of 64
+characters that names the data in the program.
 
 The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. The staging memory (region 2, in Dedicated_Sram
-modes) is not recorded: firmware has one buffer for all delegates. ``runtime/cpp/payload.cpp`` mirrors this file.
+modes) is not recorded because firmware has one buffer for all delegates. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class IoTensor:
     """The location of an input or output of a delegate.
 
     Attributes:
-        shape: Six sizes, left-padded with ones, in the order of the TOSA graph. Bytes are stored in row-major order.
+        shape: Six sizes, left-padded with ones, in the axis order of the TOSA graph. Bytes are stored in row-major order.
         element_size: Bytes per element.
         offset: Offset of the first byte in the region.
     """
@@ -109,11 +109,11 @@ class DelegatePayload:
             )
 
     def pack(self, external: Collection[str] = ()) -> bytes:
-        """Return the blob, which ``unpack`` converts to an equal payload.
+        """Serialize the payload. ``unpack`` restores an equal payload.
 
         Args:
-            external: Blocks, such as ``weight_data``, that are stored as the program's named data under ``external_key``.
-                Delegates with equal data share them. ExecuTorch's own delegate supports such blocks since 1.5.
+            external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
+                Delegates share equal data. ExecuTorch's own delegate supports external blocks since 1.5.
         """
         blocks = {
             _BEGIN: b"",

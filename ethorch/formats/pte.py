@@ -1,6 +1,6 @@
-"""Read ExecuTorch's .pte without ExecuTorch. ``pte_writer`` writes it.
+"""Read ExecuTorch's .pte format without ExecuTorch. ``pte_writer`` writes the format.
 
-Files are untrusted: every offset and index is checked before use, including those that ExecuTorch's own verification omits. A
+Files are untrusted: every offset and index is checked before use, including those that ExecuTorch's own verification omits. Each
 ProgramError contains the position.
 
 Field numbers follow executorch/schema/program.fbs of executorch 1.4 (file identifier ET12).
@@ -42,9 +42,9 @@ from ethorch.support.wording import did_you_mean
 IDENTIFIER = b"ET12"
 EXTENDED_MAGIC = b"eh00"  #: extended header of runtime/executor, with the end of the flatbuffer and the start of segments
 
-# Exceeds any real program. Limits the time for files with overlapping vectors.
+# Larger than any real program. Limits the parsing time of files with overlapping vectors.
 _MAX_ITEMS = 20_000_000
-MAX_PLANNED_BYTES = 2**31  # the runtime allocates and clears the plan; NPU systems have a thousandth of this
+MAX_PLANNED_BYTES = 2**31  # the runtime allocates and clears planned memory; NPU systems have a thousandth of this
 
 
 def read(data: bytes) -> Program:
@@ -53,7 +53,7 @@ def read(data: bytes) -> Program:
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """Read a .pte. Raise ProgramError, with the file name, if it is unreadable or malformed."""
+    """Read a .pte. Raise ProgramError, with the file name, if the file is unreadable or malformed."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -78,7 +78,7 @@ def entry_point(program: Program, method: str | None = None) -> str:
 
 
 def is_figure(method: Method) -> bool:
-    """Return True if a method does nothing except return a constant."""
+    """Return True if a method only returns a constant."""
     return not method.inputs and not method.calls and not method.delegates
 
 
@@ -158,7 +158,6 @@ class _Reader(Buffer):
         return self._contents(entry, tensors)
 
     def _contents(self, entry: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
-        """Return the bytes at the offsets of a segment, each as long as the largest of its tensors."""
         offsets = entry.numbers(1, "Q", f"{entry.what} offsets")
         sizes = dict.fromkeys(range(1, len(offsets)), 0)
         for value in tensors:
@@ -171,7 +170,7 @@ class _Reader(Buffer):
         for index, size in sizes.items():
             if offsets[index] + size > len(segment):
                 raise self.error(entry.what, f"locates {size} bytes at {offsets[index]} of a segment of {len(segment)}")
-            contents.append(segment[offsets[index] : offsets[index] + size])  # views, because many may overlap
+            contents.append(segment[offsets[index] : offsets[index] + size])  # not copied, because many may overlap
         return tuple(contents)
 
     def _method(self, root: Table, plan: Table) -> Method:
@@ -329,10 +328,7 @@ class _Reader(Buffer):
 
 
 def _counts(loop: list[Instruction], condition: int) -> bool:
-    """Return True if a loop ends by counting: its condition compares a value that it increments.
-
-    exir/emit/_emitter.py emits loops only for map and scan, with executorch_prim::add and executorch_prim::eq.
-    """
+    # exir/emit/_emitter.py emits loops only for map and scan, which increment the value that the condition compares.
     calls = [step for step in loop if isinstance(step, Call)]
     compared = {
         arg for call in calls if call.operator.startswith("executorch_prim::eq") and condition in call.args for arg in call.args

@@ -1,6 +1,6 @@
-"""Merge programs with one method each into one program that shares equal contents and buffers.
+"""Merge single-method programs into one program with shared constants and buffers.
 
-Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method, as with ExecuTorch's ``share_mutable_buffers``.
+Mutable buffers are in ``SHARED_MEMORY``, at the same offsets in every method, as with ExecuTorch's ``share_mutable_buffers``.
 Runtimes allocate one set of memories for all methods.
 """
 
@@ -13,7 +13,7 @@ from ethorch.formats.pte_types import Extra, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 from ethorch.support.errors import ProgramError
 
-#: First planned memory of buffers that methods share. Memory 1 contains a method's own tensors
+#: First planned memory of shared buffers. Memory 1 contains the tensors of a single method
 #: (executorch/exir/passes/memory_planning_pass.py of 1.5).
 SHARED_MEMORY = 2
 
@@ -22,14 +22,13 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
     """Merge programs into one with an entry point per program.
 
     Args:
-        programs: Program by entry point. Its ``method`` becomes the entry point. Its other methods are constants and are renamed
-            to ``NAME_FIGURE``.
-        names: Names of a program's mutable buffers in the merged program, by entry point and by name. Buffers with equal new
-            names are shared.
+        programs: Programs, keyed by entry point. Each program's ``method`` becomes the entry point. Its other methods are constants
+            and are renamed to ``ENTRY_METHOD``.
+        names: New names of mutable buffers, keyed by entry point and old name. Buffers with the same new name are shared.
 
     Raises:
-        ProgramError: A buffer differs in type, shape or initial value between methods, a tensor with an initial value is not
-            persistent, or data under one name differ.
+        ProgramError: Shared buffers differ in type, shape or initial value, a tensor with an initial value is not persistent, or
+            equally named data differ.
     """
     contents = _Contents()
     buffers = _Buffers()
@@ -99,7 +98,6 @@ class _Contents:
         return replace(value, data=self._constants[data])
 
     def add_initial(self, program: Program, value: Value) -> int:
-        """Store an initial value and return its index, or return 0 if there is no initial value."""
         if not value.data:
             return 0
         data = bytes(program.mutable[0 if value.extra is None else value.extra.segment][value.data])

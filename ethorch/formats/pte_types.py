@@ -1,4 +1,4 @@
-"""Contents of a .pte. ``pte`` reads it, ``pte_writer`` writes it.
+"""Data types for the contents of a .pte, used by ``pte`` and ``pte_writer``.
 
 Numbers follow executorch/schema/program.fbs of executorch 1.4 and 1.5.
 """
@@ -11,7 +11,7 @@ from math import prod
 
 from ethorch.formats.payload import DelegatePayload
 
-#: ScalarType number -> torch's name, bytes (exir/_serialize/scalar_type.fbs).
+#: ScalarType number -> Torch dtype name and bytes per element (exir/_serialize/scalar_type.fbs).
 DTYPES = {
     0: ("uint8", 1),
     1: ("int8", 1),
@@ -30,10 +30,10 @@ DTYPES = {
     28: ("uint32", 4),
     29: ("uint64", 8),
 }
-#: Bytes of an element by torch's dtype name.
+#: Torch dtype name -> bytes per element.
 ITEM_BYTES = dict(DTYPES.values())
 
-#: Union members in order, i.e. kind of value by number.
+#: Members of the value union, in order.
 KINDS = (
     "missing",
     "none",
@@ -48,7 +48,7 @@ KINDS = (
     "tensor[]",
     "tensor?[]",
 )
-#: Members of the instruction union.
+#: Members of the instruction union, in order.
 KERNEL, DELEGATE, MOVE, JUMP_FALSE, FREE = range(1, 6)
 
 
@@ -57,7 +57,7 @@ class Extra:
     """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index of the initial value in ``mutable`` of the program.
+        segment: Index into the program's ``mutable`` of the segment with the initial value.
         name: Name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
@@ -78,7 +78,7 @@ class Value:
         dtype: Torch name of a tensor's type.
         dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
-        data: Index of a tensor's bytes in ``constants``, or in ``mutable`` for planned tensors. 0 without bytes.
+        data: Index of a tensor's bytes in ``constants``, or in ``mutable`` for planned tensors. 0 if the file has no bytes.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
@@ -135,7 +135,7 @@ class Delegate:
 
     @property
     def payload(self) -> DelegatePayload:
-        """The parsed blob of an Ethos-U delegate. Raises PayloadError for other blobs."""
+        """The parsed blob of an Ethos-U delegate. Raises PayloadError if the blob is not a valid payload."""
         return DelegatePayload.unpack(self.blob, self.named)
 
 
@@ -176,7 +176,7 @@ Instruction = Call | Move | JumpFalse | Free
 
 @dataclass(frozen=True)
 class Chain:
-    """Consecutive instructions. ``inputs`` and ``outputs`` are value indices, which current programs omit."""
+    """A sequence of instructions. ``inputs`` and ``outputs`` are value indices. Both are empty in current programs."""
 
     instructions: tuple[Instruction, ...]
     inputs: tuple[int, ...] = ()
@@ -213,9 +213,9 @@ class Program:
     """The contents of a .pte.
 
     Attributes:
-        constants: Contents of constant tensors. Index 0 means no contents.
+        constants: Bytes of constant tensors. Index 0 means no bytes.
         mutable: Initial values of mutable tensors, by segment. Index 0 means no initial value.
-        named: Contents that delegates reference by name.
+        named: Data that delegates reference, keyed by name.
         version: Schema version.
     """
 

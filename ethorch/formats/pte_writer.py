@@ -1,7 +1,7 @@
-"""Write ExecuTorch's .pte with the ``flatbuffers`` package. ``pte`` reads it back to an equal ``Program``.
+"""Write a .pte with the ``flatbuffers`` package. ``pte.read`` returns an equal ``Program``.
 
-Delegate blobs are inside the flatbuffer. Constants, initial values and named data are in segments after it, located by the
-extended header, because the runtime reads them only there.
+Delegate blobs are inside the flatbuffer. Constants, initial values and named data are in segments after the flatbuffer, as the
+runtime requires. The extended header locates the segments.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ethorch.formats.pte_types import (
 from ethorch.support.errors import ProgramError
 
 TENSOR_ALIGNMENT = 16  # alignment of constants in their segment and of planned tensors, required by kernels and NPUs
-_BLOB_ALIGNMENT = 16  # of a delegate's blob in the file, because ``ethosu`` firmware reads it in place
-_SEGMENT_ALIGNMENT = 128  # the same as ExecuTorch
+_BLOB_ALIGNMENT = 16  # alignment of delegate blobs in the file, because ``ethosu`` firmware reads blobs in place
+_SEGMENT_ALIGNMENT = 128  # as in ExecuTorch
 _HEADER_BYTES = 32  # a multiple of every alignment in the flatbuffer, which follows the header
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
@@ -78,8 +78,8 @@ class _Writer:
 
     # --- flatbuffers --------------------------------------------------------------------------------------------------
 
+    # ``fields`` maps field numbers to (format, value). The format is one of ``struct``, or ``o`` for an offset.
     def table(self, fields: Fields) -> int:
-        """Write a table. Fields are (kind, value) by number, with kinds of ``struct`` or ``o`` for an offset. Zeros are omitted."""
         b = self.builder
         b.StartObject(max(fields, default=-1) + 1)
         put: dict[str, Callable[[int, int | float, int], None]] = {
