@@ -20,7 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch can keep this operator. It decomposes all operators that may return a view of an input."""
+    """Return True if ExecuTorch can keep this operator. Operators that may return a view of an input are always decomposed."""
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
         return False

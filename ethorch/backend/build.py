@@ -1,4 +1,4 @@
-"""Build the ``.pte`` of a converted graph with ethorch's writer, or else with ExecuTorch's lowering."""
+"""Build the ``.pte`` of a converted graph with ethorch's writer, or with ExecuTorch's lowering as a fallback."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[A
     """Bundle a program with test cases.
 
     Args:
-        cases: Flat inputs and expected outputs of each test of ``method``.
+        cases: Flat inputs and expected outputs of each test for ``method``.
     """
     suite = MethodTestSuite(
         method, [MethodTestCase(inputs=list(inputs), expected_outputs=list(outputs)) for inputs, outputs in cases]

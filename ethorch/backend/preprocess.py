@@ -106,7 +106,7 @@ class _FoundBackends:  # replaces BackendDetails and hides backends with the nam
 def install() -> None:
     """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent.
 
-    ExecuTorch searches the subclasses of BackendDetails by name, and the result depends on the import order.
+    Without this function, ExecuTorch's search by name depends on the import order.
     """
     backend_api.BackendDetails = _FoundBackends
 

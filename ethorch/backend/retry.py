@@ -1,6 +1,6 @@
 """Lower a program again without the operators that Vela or the lowering of a delegate refused.
 
-ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU.
+ExecuTorch partitions before it compiles, so ``preprocess`` cannot return operators to the CPU.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ class UserChecks:
         self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return a reason for each operator that a check refuses, itself or after decomposition."""
+        """Return a reason for each operator that a check refuses directly or after decomposition."""
         return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
-        """Decompose operators that stay on the CPU, because the CPU has kernels only for the decomposed operators."""
+        """Decompose operators that stay on the CPU, because the CPU has kernels only for the resulting operators."""
         refusals = self._find_refusals(program)
         for node in nodes:
             reason, is_all = refusals.get(node, (None, False))

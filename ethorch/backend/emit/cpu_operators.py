@@ -1,6 +1,7 @@
 """Replace CPU operators with the operators that ExecuTorch's lowering writes.
 
-The form in ``ethorch/targets/cpu_operators.csv`` selects a replacement. Tests compare each replacement with ExecuTorch's lowering.
+An operator's form in ``ethorch/targets/cpu_operators.csv`` selects the replacement. Tests compare each replacement with
+ExecuTorch's lowering.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, P
 
 
 def write_to_views(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
-    """Change partial writes to write to views of the buffers, in place."""
+    """Redirect partial writes to views of the buffers, in place."""
     for write, part in writes:
         buffer: Node = write.args[0]  # type: ignore[assignment]
         with graph.inserting_before(write):
