@@ -62,7 +62,7 @@ class VelaError(EthorchError):
     """A failure of Vela to compile a graph.
 
     Attributes:
-        declined: Vela's message for each refused user code location (an Origin).
+        declined: Vela's message for the source location (an Origin) of each refused operator.
         too_long: Location at which the command stream exceeds its maximum length.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """
@@ -87,7 +87,7 @@ class ProgramError(FormatError):
 
 
 class BoardError(FormatError):
-    """An error in a board's TOML file, with its line."""
+    """An error in a line of a board's TOML file."""
 
 
 class ElfError(FormatError):

@@ -24,7 +24,7 @@ class Listener(Protocol):
         """Count a finished step of the stage."""
 
     def end(self, name: str) -> None:
-        """End the stage, finished or not."""
+        """End the stage, even if it failed."""
 
 
 class Silence:

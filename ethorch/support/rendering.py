@@ -64,7 +64,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Return a horizontal bar chart as HTML without scripts, or an empty string if no bar has a length above 0.
 
     Args:
-        bars: Label, length (at least 0) and displayed figure of each bar.
+        bars: Label, nonnegative length and displayed figure of each bar.
     """
     longest = max((length for _, length, _ in bars), default=0)
     if not longest:

@@ -44,7 +44,7 @@ def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
-    """Parse a JSON object, called ``label`` in messages. See :func:`read_json`."""
+    """Parse the text of a JSON object, called ``label`` in messages. See :func:`read_json`."""
     try:
         content = json.loads(text)
     except RecursionError:

@@ -25,9 +25,9 @@ def check_installed(user: str, modules: tuple[str, ...], install: str) -> None:
     """Check that optional modules are installed.
 
     Args:
-        user: Program that requires them, e.g. ``examples/digits.py``.
+        user: Program that requires the modules, e.g. ``examples/digits.py``.
         modules: Import names.
-        install: Command that installs them.
+        install: Command that installs the modules.
 
     Raises:
         EthorchError: A module is missing.
