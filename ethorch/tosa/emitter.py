@@ -107,7 +107,7 @@ class Emitter:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Remove the operators emitted in the block if it raises a refusal."""
+        """Remove the operators emitted in the block if the block raises Unsupported."""
         op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield

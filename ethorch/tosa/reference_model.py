@@ -31,7 +31,7 @@ numpy.savez(outputs, *results)
 def run(
     tosa: bytes | str | os.PathLike[str], inputs: Sequence[npt.NDArray[Any]], timeout_seconds: float = 600
 ) -> list[npt.NDArray[Any]]:
-    """Return the outputs of the TOSA reference model, run in a separate process because it aborts on invalid graphs.
+    """Return the outputs of the TOSA reference model, run in a separate process because the model aborts on invalid graphs.
 
     Args:
         tosa: Flatbuffer, or path of a .tosa file.
