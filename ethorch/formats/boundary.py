@@ -39,7 +39,7 @@ class Codes:
         if isinstance(values, np.ndarray):
             codes = np.rint(values * (1.0 / self.scale)) + self.zero_point
             return codes.clip(self.low, self.high).astype(self.dtype)
-        import torch  # available, because the values are a tensor
+        import torch  # already imported, because the values are a tensor
 
         codes = torch.round(values * (1.0 / self.scale)) + self.zero_point
         return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
