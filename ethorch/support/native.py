@@ -155,7 +155,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library that ``build`` returns. If loading fails, rebuild the library once. Raise HostError if loading fails again."""
+    """Load the library that ``build`` returns. If loading fails, rebuild it once. Raise HostError if loading fails again."""
     path = build()
     try:
         return ctypes.CDLL(str(path))

@@ -23,7 +23,7 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """The TOSA 1.0 definition of one operator. If ``operands`` is None, any number is allowed (CONCAT, COND_IF)."""
+    """The TOSA 1.0 definition of one operator. ``operands`` of None allows any number of operands (CONCAT, COND_IF)."""
 
     name: str
     operands: tuple[str, ...] | None
