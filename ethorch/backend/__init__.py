@@ -10,7 +10,7 @@ import lazy_loader
 if TYPE_CHECKING:
     from ethorch.backend.compile import compile_program, tosa_graph  # imports ExecuTorch, which takes 1.5 seconds
 
-    # also imports ExecuTorch
+    # imports ExecuTorch, which takes 1.5 seconds
     from ethorch.backend.preprocess import EthosUBackend, TOSABackend, lowered_delegates, register_quantized_kernels
 
 __getattr__, __dir__, _ = lazy_loader.attach(
