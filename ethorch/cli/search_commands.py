@@ -114,7 +114,7 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
         raise SpecError("goal 'accuracy' requires the float model, got a quantized model.")
     samples = list(user.calibration) or [user.example_inputs]
     with stage("measure modules") as step:
-        losses = sensitivity(user.module, quantizer_for(settings), samples, progress=lambda *_: step())
+        losses = sensitivity(user.module, quantizer_for(settings, user.module), samples, progress=lambda *_: step())
     return Answer(losses.to_json(), losses.rich, Status.INTERRUPTED if losses.interrupted else Status.DONE)
 
 

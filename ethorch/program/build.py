@@ -24,7 +24,7 @@ from ethorch.program.shapes import with_selection
 from ethorch.quantization.calibrate import list_modules, quantize_methods
 from ethorch.quantization.integer_io import boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.passes.state_buffers import state_buffers
-from ethorch.quantization.schemes import config_for, quantizer_for
+from ethorch.quantization.schemes import config_for, find_submodules, quantizer_for
 from ethorch.quantization.shared_buffers import unify_buffer_names
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
@@ -68,10 +68,8 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
         return quantized_methods
     quantizers = {}
     for name, user in methods.models.items():
-        module_names = {module for module, _ in user.module.named_modules()}
-        places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
-        module_schemes = {place: scheme for place, scheme in places.items() if place in module_names}
-        quantizers[name] = quantizer_for(replace(settings, modules=module_schemes))
+        schemes = {key: scheme for key, scheme in settings.modules.items() if find_submodules(user.module, key)}
+        quantizers[name] = quantizer_for(replace(settings, modules=schemes), user.module)
     operators = {name: config_for(settings.modules[name]) for name in _operator_names(methods, settings)}
     return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives, operators=operators)
 
@@ -190,8 +188,8 @@ def check_modules(methods: UserMethods, settings: Settings) -> None:
 
 def _operator_names(methods: UserMethods, settings: Settings) -> list[str]:
     """Return the names in ``settings.modules`` that are not submodules of any model."""
-    modules = {name for user in methods.models.values() for name, _ in user.module.named_modules()}
-    return [name for name in settings.modules if name not in modules and f"module.{name}" not in modules]
+    models = [user.module for user in methods.models.values()]
+    return [name for name in settings.modules if not any(find_submodules(model, name) for model in models)]
 
 
 def lower_method(

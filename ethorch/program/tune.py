@@ -174,7 +174,7 @@ def _search_weights(
         objective="bytes" if goal == FLASH else "cycles",
         recipes=recipes,
         leave_out=keep,
-        quantizer=quantizer_for(settings),
+        quantizer=quantizer_for(settings, user.module),
     )
     compressed: nn.Module = apply(weights_plan.quantized, weights_plan.recipes, samples)
     flags = [*settings.vela_flags, *weights_plan.vela_flags]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+
+from torch import nn
 
 from ethorch.quantization.config import (
     QuantizationConfig,
@@ -37,11 +39,17 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
     return None if scheme == FLOAT else CONFIGS[scheme](is_qat)
 
 
-def quantizer_for(settings: Settings, is_qat: bool = False, *, operators: Collection[str] = ()) -> EthosUQuantizer:
+def find_submodules(module: nn.Module, name: str) -> list[str]:
+    """Return the names under which ``module``, or the module that it wraps as ``module``, contains a submodule."""
+    names = {submodule for submodule, _ in module.named_modules()}
+    return [submodule for submodule in (name, f"module.{name}") if submodule in names]
+
+
+def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -> EthosUQuantizer:
     """Return a quantizer for the schemes in the settings.
 
     Args:
-        operators: Keys of ``settings.modules`` that are FX names of operators instead of names of submodules.
+        module: The float model. A key of ``settings.modules`` that does not name a submodule is the FX name of an operator.
 
     Raises:
         SpecError: The settings were loaded from a file, which does not contain their QuantizationConfig.
@@ -54,8 +62,11 @@ def quantizer_for(settings: Settings, is_qat: bool = False, *, operators: Collec
     config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)
     quantizer = EthosUQuantizer(settings.spec).set_global(config)
     for name, scheme in settings.modules.items():
-        setter = quantizer.set_node_name if name in operators else quantizer.set_module_name
-        setter(name, config_for(scheme, is_qat))
+        submodules = find_submodules(module, name)
+        for submodule in submodules:
+            quantizer.set_module_name(submodule, config_for(scheme, is_qat))
+        if not submodules:
+            quantizer.set_node_name(name, config_for(scheme, is_qat))
     if settings.io in IO_CONFIGS:
         quantizer.set_io(IO_CONFIGS[settings.io]())
     return quantizer

@@ -56,7 +56,7 @@ def prepare_qat(
     user = UserModel(model, example_inputs)
     graph = export_module(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     rules = take_out(graph)
-    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, is_qat=True))
+    prepared: GraphModule = prepare_qat_pt2e(graph, quantizer_for(settings, user.module, is_qat=True))
     constrain_prepared(prepared, rules)
     allow_exported_model_train_eval(prepared)
     return prepared

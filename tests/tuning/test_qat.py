@@ -74,3 +74,22 @@ def test_without_freezing_they_move() -> None:
 def test_a_config_for_calibration_is_refused() -> None:
     with pytest.raises(QuantizationError, match=r"config\.not_qat"):
         ethorch.tuning.prepare_qat(network(), torch.rand(2, 1, 8, 8), scheme=get_symmetric_quantization_config())
+
+
+class FunctionalSoftmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.linear(x), -1)
+
+
+def test_an_operator_outside_modules_has_a_scheme(caplog: pytest.LogCaptureFixture) -> None:
+    settings = ethorch.Settings(modules={"softmax": "a16w8", "linear": "int8"})
+    prepared = ethorch.tuning.prepare_qat(FunctionalSoftmax(), torch.randn(8, 8), scheme="int8", settings=settings)
+    prepared.train()
+    prepared(torch.randn(8, 8))
+    quantized = ethorch.tuning.convert_qat(prepared, torch.randn(1, 8))
+    (result,) = [node.args[0][0] for node in quantized.graph.nodes if node.op == "output"]
+    assert str(result.args[-1]) == "torch.int16" and "selection.no_match" not in caplog.text

@@ -111,7 +111,4 @@ def _prepare_reference(record: Record, reference: nn.Module) -> GraphModule | No
     with stage("prepare the float model"):
         inputs = record.model.example_inputs
         program = last_export(reference, inputs) or export_module(reference, inputs)
-        graph = program.module(check_guards=False)
-        modules = {name for name, _ in reference.named_modules()}
-        operators = {node.name for node in graph.graph.nodes if node.op == "call_function"} - modules
-        return prepare(graph, quantizer_for(settings, operators=operators))
+        return prepare(program.module(check_guards=False), quantizer_for(settings, reference))
