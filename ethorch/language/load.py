@@ -15,9 +15,6 @@ from ethorch.language.model import LanguageModel, _ExecuTorchLlama, _Plain
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError
 
-#: Calls (method, inputs) in order, for the calibration of programs with mutable buffers.
-Session = list[tuple[str, tuple[Tensor, ...]]]
-
 _EXECUTORCH_LLAMA = "executorch.examples.models.llama"
 
 

@@ -13,8 +13,6 @@ from ethorch.support.errors import EthorchError
 #: Calls (method, inputs) in order, for the calibration of programs with mutable buffers.
 Session = list[tuple[str, tuple[Tensor, ...]]]
 
-_EXECUTORCH_LLAMA = "executorch.examples.models.llama"
-
 
 class Prefill(nn.Module):
     """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: logits after the token at ``last``.

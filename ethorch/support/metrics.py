@@ -19,7 +19,8 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
     Sums are computed in float64 over all tensors in nested tuples, lists and dicts, or only over floating-point tensors if there
-    are any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if a tensor contains NaN.
+    are any. The ratio is inf for equal tensors, -inf if only the reference is zero or the error is infinite, and nan if a tensor
+    contains NaN.
 
     Raises:
         ValueError: The number or the shapes of the tensors differ.
@@ -35,7 +36,8 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
         noise += float(((a.double() - b.double()) ** 2).sum())
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal != 0 else -math.inf
+    ratio = signal / noise
+    return 10 * math.log10(ratio) if ratio != 0 else -math.inf
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

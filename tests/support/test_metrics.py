@@ -13,6 +13,7 @@ from ethorch import sqnr_db
 def test_a_tenth_of_the_signal_is_twenty_decibels() -> None:
     x = torch.ones(100)
     assert sqnr_db(x, x * 1.1) == pytest.approx(20, abs=1e-3)
+    assert sqnr_db(x, x / 0) == -math.inf
 
 
 def test_all_outputs_count_together() -> None:

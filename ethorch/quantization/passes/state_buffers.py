@@ -11,9 +11,6 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
 
-#: Key of ``GraphModule.meta``: initial values of buffers, by name.
-INITIAL = "ethorch_initial"
-
 
 def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
     buffers = dict(module.named_buffers())

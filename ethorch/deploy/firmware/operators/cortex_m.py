@@ -5,40 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ethorch.deploy.firmware.operators.dtypes import compute, computing, promote
+from ethorch.deploy.firmware.operators.quantize import add_parameters, check_dtypes
 from ethorch.deploy.firmware.operators.table import kernel
 from ethorch.deploy.firmware.views import View
-from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, float_text, integer_text, refuse_dtype, round_to_float32
-
-_CODES = ("int8", "uint8", "int16", "uint16", "int32")
-
-
-def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
-    numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
-    return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
-
-
-def _check(values: View, codes: View) -> None:
-    if values.dtype != "float32":
-        raise refuse_dtype(values.dtype, "float32 values")
-    if codes.dtype not in _CODES:
-        raise refuse_dtype(codes.dtype, f"integer values of {', '.join(_CODES)}")
+from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refuse_dtype, round_to_float32
 
 
 @kernel("cortex_m::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
     """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); infinities saturate, and NaN becomes 0."""
-    _check(x, out)
+    check_dtypes(x, out)
     if scale == 0:
         raise Refused("scale", "expected a nonzero scale, got 0", "Calibrate with inputs that are not all 0.")
-    parameters = _parameters(w, round_to_float32(1.0 / scale), zero_point, low, high)
+    parameters = add_parameters(w, round_to_float32(1.0 / scale), zero_point, low, high)
     w.map(f"etk_cortex_m_quantize_{SUFFIX[out.dtype]}", "cortex_m.c", [out, x], parameters)
 
 
 @kernel("cortex_m::dequantize_per_tensor.out")
 def dequantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
     """out = (x - zero_point) * scale, in float32."""
-    _check(out, x)
-    w.map(f"etk_cortex_m_dequantize_{SUFFIX[x.dtype]}", "cortex_m.c", [out, x], _parameters(w, scale, zero_point, low, high))
+    check_dtypes(out, x)
+    w.map(f"etk_cortex_m_dequantize_{SUFFIX[x.dtype]}", "cortex_m.c", [out, x], add_parameters(w, scale, zero_point, low, high))
 
 
 def _shifts(*shifts: int) -> None:

@@ -9,14 +9,16 @@ from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, braces, floa
 _CODES = ("int8", "uint8", "int16", "uint16", "int32")
 
 
-def _check(values: View, codes: View) -> None:
+def check_dtypes(values: View, codes: View) -> None:
+    """Raise Refused unless ``values`` is float32 and ``codes`` has a quantized dtype."""
     if values.dtype != "float32":
         raise refuse_dtype(values.dtype, "float32 values")
     if codes.dtype not in _CODES:
         raise refuse_dtype(codes.dtype, f"integer values of {', '.join(_CODES)}")
 
 
-def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
+def add_parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
+    """Add an ``etk_quantization`` constant, and return its address as C."""
     numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
     return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
 
@@ -33,8 +35,8 @@ def _inverse(scale: float) -> float:
 @kernel("quantized_decomposed::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
     """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high), in float32, with ties to even."""
-    _check(x, out)
-    parameters = _parameters(w, _inverse(scale), zero_point, low, high)
+    check_dtypes(x, out)
+    parameters = add_parameters(w, _inverse(scale), zero_point, low, high)
     w.map(f"etk_quantize_{SUFFIX[out.dtype]}", "quantize.c", [out, x], parameters)
 
 
@@ -43,8 +45,8 @@ def dequantize_per_tensor(
     w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
     """out = float32(x - zero_point) * float32(scale)."""
-    _check(out, x)
-    w.map(f"etk_dequantize_{SUFFIX[x.dtype]}", "quantize.c", [out, x], _parameters(w, scale, zero_point, low, high))
+    check_dtypes(out, x)
+    w.map(f"etk_dequantize_{SUFFIX[x.dtype]}", "quantize.c", [out, x], add_parameters(w, scale, zero_point, low, high))
 
 
 def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
@@ -70,9 +72,9 @@ def quantize_per_channel(
     w: Writer, x: View, scales: View, zero_points: View, axis: int, low: int, high: int, dtype: int, out: View
 ) -> None:
     """Quantize with a float64 scale and an int64 zero point for each index of an axis."""
-    _check(x, out)
+    check_dtypes(x, out)
     of_channels = _channels(x, scales, zero_points, axis)
-    parameters = _parameters(w, 1.0, 0, low, high)
+    parameters = add_parameters(w, 1.0, 0, low, high)
     w.map(f"etk_quantize_channels_{SUFFIX[out.dtype]}", "quantize.c", [out, x, *of_channels], parameters)
 
 
@@ -90,12 +92,12 @@ def dequantize_per_channel(
     out: View,
 ) -> None:
     """Dequantize with a float64 or float32 scale and an int64 zero point for each index of an axis."""
-    _check(out, x)
+    check_dtypes(out, x)
     if zero_points is None:
         raise Refused("argument", "expected zero points, got None", "Pass zeros as zero points.")
     of_channels = _channels(x, scales, zero_points, axis, of=("float64", "float32"))
     narrow = (
-        (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()
+        (add_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()
     )  # the kernel requires parameters only for float32 scales
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *of_channels], *narrow)
 
@@ -103,9 +105,9 @@ def dequantize_per_channel(
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
 def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
     """Quantize with a float64 scale and an int64 zero point that are tensors of one element."""
-    _check(x, out)
+    check_dtypes(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
-    w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
+    w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], add_parameters(w, 1.0, 0, low, high))
 
 
 @kernel("quantized_decomposed::dequantize_per_tensor.Tensor_out")
@@ -113,7 +115,7 @@ def dequantize_by_tensors(
     w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
     """Dequantize with a float64 scale and an int64 zero point that are tensors of one element."""
-    _check(out, x)
+    check_dtypes(out, x)
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_drop_axes(scale, zero_point)])
 
 
