@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ethorch.targets.npus import TARGETS
-from ethorch.tosa.limits import WAYS_OUT
+from ethorch.tosa.limits import REMEDIES
 
 _PACKAGE = Path(__file__).resolve().parent.parent / "ethorch"
 _LOGGED = re.compile(r"^(?P<text>.*) \[(?P<id>[a-z_]+\.[a-z0-9_]+)\]$", re.DOTALL)
@@ -46,7 +46,7 @@ def messages() -> list[Message]:
                     id, Message(id, "refusal", f"{operator} is not supported on the target", _other_target(operator))
                 )
             for feature in limits.ranges:
-                remedy = limits.ways_out.get(feature) or WAYS_OUT[feature]
+                remedy = limits.remedies.get(feature) or REMEDIES[feature]
                 id = f"{operator}.{feature}"
                 message_by_id.setdefault(
                     id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", remedy)

@@ -30,7 +30,7 @@ def upto(high: int) -> Range:
 
 
 #: Feature -> remedy if it is out of range.
-WAYS_OUT = {
+REMEDIES = {
     "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
     "extent": "Reshape the dim into two, and reduce them in turn.",
     "longest_axis": "Split the tensor in the model, and join or add the results.",
@@ -57,14 +57,14 @@ class Limits:
         dtypes: Allowed dtypes of the first operand, or None for all TOSA dtypes.
         present: False if the NPU does not implement the operator.
         remedy: Remedy if the operator or the dtype is not supported.
-        ways_out: Remedies, keyed by feature, that override ``WAYS_OUT``.
+        remedies: Remedies, keyed by feature, that override ``REMEDIES``.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
     dtypes: frozenset[str] | None = None
     present: bool = True
     remedy: str = "Quantize the module to int8."
-    ways_out: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
         """Return the reason why these operands are not supported, or None if they are.
@@ -86,5 +86,5 @@ class Limits:
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:
                 text = f"{operator} has {feature} {features[feature]}{where}; expected {allowed}"
-                return Reason(f"{operator}.{feature}", text, self.ways_out.get(feature) or WAYS_OUT[feature])
+                return Reason(f"{operator}.{feature}", text, self.remedies.get(feature) or REMEDIES[feature])
         return None

@@ -19,7 +19,7 @@ from ethorch.lower.replacements import CUSTOM, OTHERS, REPLACEMENTS, instead_of
 from ethorch.support.errors import Reason
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa.ir import Origin, Value
-from ethorch.tosa.limits import WAYS_OUT
+from ethorch.tosa.limits import REMEDIES
 
 pytestmark = pytest.mark.core
 
@@ -82,7 +82,7 @@ def test_every_limit_has_a_remedy() -> None:
             refused = limits.refuse(operator, "INT48", features, target.name)
             assert refused is not None and refused.remedy.endswith("."), operator
             for feature in limits.ranges:
-                assert limits.ways_out.get(feature) or WAYS_OUT[feature].endswith("."), f"{operator}.{feature}"
+                assert limits.remedies.get(feature) or REMEDIES[feature].endswith("."), f"{operator}.{feature}"
 
 
 def test_no_refusal_in_the_code_is_without_a_remedy() -> None:
