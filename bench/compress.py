@@ -166,7 +166,7 @@ def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, floa
     specs = [_spec(target) for target in DEFAULT_TARGETS]
     whole = len(build_pte(quantized, inputs[0], specs[0]).pte)
     chosen: dict[str, dict[str, str]] = {AS_IS: {}, **{text: compress.everywhere(quantized, text) for text in recipes}}
-    own = f"each its own, {100 * SHARE:.0f} % of the .pte"
+    own = f"each its own, {SHARE:.0%} of the .pte"
     chosen[own] = compress.plan(quantized, specs[0], inputs, max_flash=int(SHARE * whole)).recipes
     rows = []
     for label, mine in chosen.items():

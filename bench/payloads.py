@@ -144,7 +144,7 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
         else:
             other = sum(a != b for a, b in zip(was["payloads"], is_["payloads"], strict=False))
             rise = 100 * (is_["cycles"] - was["cycles"]) / max(was["cycles"], 1)
-            cycles = f"{was['cycles']:,} -> {is_['cycles']:,} cycles ({rise:+.2f} %)"
+            cycles = f"{was['cycles']:,} -> {is_['cycles']:,} cycles ({rise:+.2f}%)"
             yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ; {cycles}"
 
 

@@ -126,6 +126,6 @@ def _describe_fit(calibration: Calibration, output: Path | None) -> str:
         lines.append(
             "No bandwidths match these times. Check that each time is in milliseconds, for one call, and for the named program."
         )
-    lines.append(f"error: {100 * calibration.error_before:.1f}% before the fit, {100 * calibration.error:.1f}% after")
+    lines.append(f"error: {calibration.error_before:.1%} before the fit, {calibration.error:.1%} after")
     lines += [] if output is None else [f"Saved {output}"]
     return "\n".join(lines)

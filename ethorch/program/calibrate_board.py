@@ -71,7 +71,7 @@ class Calibration:
     @property
     def source(self) -> str:
         """The description of the source that the board's file records for fitted bandwidths."""
-        return f"fitted to {count_noun(len(self.programs), 'measurement')}, error {100 * self.error:.0f}%"
+        return f"fitted to {count_noun(len(self.programs), 'measurement')}, error {self.error:.0%}"
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-compatible data."""

@@ -11,7 +11,7 @@ from typing import Any
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport, TensorPlace, occupied_bytes
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import count_noun, kib, percent
+from ethorch.support.wording import count_noun, kib
 
 Data = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
             [x for x in layers if x.where == CPU and any((name, x.module, x.source) in origins for name in x.operators)]
         )
         share = _share(spent, layers)
-        figure = count_noun(len(rows), "operator") + (f", {spent:,} CPU cycles ({percent(share)})" if spent else "")
+        figure = count_noun(len(rows), "operator") + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
         where = f" at {_some(places)}" if places else ""
         yield Advice(
             f"cpu.{id}",
@@ -115,7 +115,7 @@ def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     io = "int16" if settings["scheme"] == "a16w8" else "int8"
     yield Advice(
         "float-io",
-        f"{kib(size)} of RAM ({percent(ram)}), {spent:,} CPU cycles ({percent(cycles)})",
+        f"{kib(size)} of RAM ({ram:.1%}), {spent:,} CPU cycles ({cycles:.1%})",
         "Inputs or outputs are float32. RAM contains both the float and the quantized values, and the CPU converts between "
         f'the two types. Use io="{io}" (--io {io}), because cameras and microphones often deliver integers.',
         max(ram, cycles),
@@ -127,7 +127,7 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     share = _share(_cycles(moves), layers)
     if share < _LEAST:
         return
-    figure = f"{_cycles(moves):,} cycles ({percent(share)}) in {count_noun(len(moves), 'transpose')}"
+    figure = f"{_cycles(moves):,} cycles ({share:.1%}) in {count_noun(len(moves), 'transpose')}"
     ends = _at_ends(layers)
     settings = data["settings"]
     if ends and settings is not None and settings["io_layout"] != "nhwc":
@@ -186,7 +186,7 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
             way = f"Feature maps are stored in {name}. Use a memory mode with feature maps in SRAM, or a larger staging memory."
         yield Advice(
             f"waits.{MEMORY_KEYS[name]}",
-            f"{lost:,} cycles ({percent(share)}) in {count_noun(len(bound), 'layer')}",
+            f"{lost:,} cycles ({share:.1%}) in {count_noun(len(bound), 'layer')}",
             f"{way} The longest waits are at {places}.",
             share,
         )
@@ -213,7 +213,7 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     remedies = [remedy for remedy in sorted(lost, key=lambda remedy: -lost[remedy]) if lost[remedy] >= _MINOR * sum(lost.values())]
     yield Advice(
         "idle-macs",
-        f"{sum(lost.values()):,} cycles ({percent(share)}) with idle multipliers in {count_noun(len(idle), 'layer')}",
+        f"{sum(lost.values()):,} cycles ({share:.1%}) with idle multipliers in {count_noun(len(idle), 'layer')}",
         f"The following layers use less than 25% of the NPU's {per_cycle} multipliers: "
         f"{_some(list(dict.fromkeys(map(_operators, worst))))}. Most idle cycles occur at {_some(_places(worst))}. "
         f"{' '.join(remedies)}",
@@ -250,7 +250,7 @@ def _peak(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator
     share = memory.regions[region] / data["ram_bytes"]
     yield Advice(
         f"peak.{region}",
-        f"{kib(memory.regions[region])} ({percent(share)} of the RAM)",
+        f"{kib(memory.regions[region])} ({share:.1%} of the RAM)",
         f"The use of region {region} peaks at layer {memory.peak_layer(region)}, with {kib(alive)} in "
         f"{count_noun(len(owners), 'tensor')}: "
         f"{_some(largest)}. To reduce RAM, use a larger stride, fewer channels, or a smaller input.",

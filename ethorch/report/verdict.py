@@ -67,7 +67,7 @@ def _compare_boards(data: Data) -> str:
     if len(fitting) < len(boards):
         others = _join([board["name"] for board in boards if board["name"] not in fitting])
         return f" The program fits on {_join(fitting)}, but not on {others}."
-    return f" The program fits on {_join(fitting)}, and uses {100 * share:.1f}% of the RAM of {smallest['name']}."
+    return f" The program fits on {_join(fitting)}, and uses {share:.1%} of the RAM of {smallest['name']}."
 
 
 def _fits(data: Data, board: Data) -> bool:

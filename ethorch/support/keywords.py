@@ -1,4 +1,4 @@
-"""Errors for mistyped keyword arguments."""
+"""Errors of mistyped keyword arguments."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def suggest_keywords(function: F) -> F:
-    """Decorate a function or class to suggest similar names in the TypeError for an unknown keyword argument."""
+    """Decorate a function or class so that a TypeError for an unknown keyword argument suggests a similar name.
+
+    Python does so from version 3.13.
+    """
     if isinstance(function, type):
         cls: Any = function
         cls.__init__ = suggest_keywords(cls.__init__)
         return function
-    names = [parameter.name for parameter in inspect.signature(function).parameters.values()]
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
-    def checked(*arguments: Any, **keywords: Any) -> Any:
-        for name in keywords.keys() - set(names):
-            similar = did_you_mean(name, [known for known in names if known != "self"])
-            raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}.{similar}")
+    def check_and_call(*arguments: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in names:
+                similar = did_you_mean(name, names)
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}.{similar}")
         return function(*arguments, **keywords)
 
-    return checked  # type: ignore[return-value]
+    return check_and_call  # type: ignore[return-value]

@@ -41,8 +41,3 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def kib(size: int | None) -> str:
     """Format a size in KiB, or return ``unknown`` for None."""
     return "unknown" if size is None else f"{size / 1024:,.1f} KiB"
-
-
-def percent(share: float) -> str:
-    """Format a fraction as a percentage, e.g. ``55.3%``."""
-    return f"{100 * share:.1f}%"

@@ -21,7 +21,7 @@ def test_differences_name_network_and_kind() -> None:
         "failing": {"error": "other"},
     }
     assert list(differences(before, after)) == [
-        "y: 2 -> 2 payloads, 1 of them differ; 2,000 -> 2,010 cycles (+0.50 %)",
+        "y: 2 -> 2 payloads, 1 of them differ; 2,000 -> 2,010 cycles (+0.50%)",
         "z: equal payloads in another program (100 -> 104 bytes)",
         "failing: no -> other",
     ]

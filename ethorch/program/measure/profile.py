@@ -274,4 +274,4 @@ def _text(number: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}%"
+    return "" if share is None else f"{share:.1%}"
