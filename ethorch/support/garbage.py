@@ -1,4 +1,4 @@
-"""Delay garbage collection. A pass over all objects of torch takes 0.3 s, and imports cause eight passes."""
+"""Delay garbage collection: a pass over all objects of torch takes 0.3 s, and imports cause eight."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: Whether the user has frozen objects. Cached, because counting frozen objects takes as long as a pass over them.
+_has_frozen_objects = False
+
 
 @contextmanager
 def delay_collection() -> Iterator[None]:
     """Disable garbage collection, e.g. during imports or work whose results stay alive.
 
-    At the end, all objects are moved to the oldest generation, so the next collections skip them.
+    Afterwards all objects count as old, so that the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -19,10 +22,17 @@ def delay_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():  # unfreeze() would also release objects frozen by the user
-                gc.freeze()
-                gc.unfreeze()  # moves all objects to the oldest generation
+            _age_objects()
             gc.enable()
+
+
+def _age_objects() -> None:
+    """Move all objects to the oldest generation, unless this would release objects frozen by the user."""
+    global _has_frozen_objects
+    _has_frozen_objects = _has_frozen_objects or gc.get_freeze_count() > 0
+    if not _has_frozen_objects:
+        gc.freeze()
+        gc.unfreeze()
 
 
 @contextmanager

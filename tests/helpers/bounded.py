@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import multiprocessing
 import resource
@@ -78,7 +77,6 @@ class Bounded:
 
 def _serve(pipe: Connection, other_end: Connection, seconds: float, gigabytes: float) -> None:
     other_end.close()  # otherwise the child would wait forever if the parent is killed
-    gc.unfreeze()  # ``delay_collection`` makes objects old only if none is frozen; otherwise collections visit them again
     _, most_seconds = resource.getrlimit(resource.RLIMIT_CPU)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = int(gigabytes * 2**30)

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from ethorch.support import garbage
 from ethorch.support.garbage import delay_collection, reduce_collection
 
 
@@ -40,8 +41,9 @@ def test_thresholds_come_back_after_an_error() -> None:
         gc.set_threshold(*before)
 
 
-def test_what_was_made_meanwhile_is_in_the_oldest_generation() -> None:
+def test_what_was_made_meanwhile_is_in_the_oldest_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next collections of the young generations would look through all of it."""
+    monkeypatch.setattr(garbage, "_has_frozen_objects", False)
     gc.unfreeze()  # tests/conftest.py froze what it imported
     try:
         with delay_collection():
@@ -59,3 +61,19 @@ def test_what_the_user_froze_stays_frozen() -> None:
         pass
     assert gc.get_freeze_count() > 0
     assert not any(tracked is frozen for tracked in gc.get_objects())
+
+
+def test_frozen_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting visits each of them."""
+    monkeypatch.setattr(garbage, "_has_frozen_objects", False)
+    counts: list[int] = []
+
+    def count() -> int:
+        counts.append(1)
+        return 1
+
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    for _ in range(3):
+        with delay_collection():
+            pass
+    assert len(counts) == 1
