@@ -96,7 +96,7 @@ def measure(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean, or nan if there are no values."""
+    """Return the geometric mean, or nan if ``values`` is empty."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 

@@ -47,6 +47,7 @@ def test_counts_are_within_their_limits() -> None:
         ("Returns the size.", "no imperative"),
         ("Return the size. The tensor lies in SRAM.", "'lies' for a place"),
         ("Return the size. Nobody reads it.", "a person without a name"),
+        ("Return the size, or 0 if there is no tensor.", "a negated noun"),
         ("Return the size. It has to be positive.", "'has to be' in place of 'must be'"),
         ("Return " + "the size and " * 20 + "the type.", "a sentence of more than 30 words"),
     ],
@@ -56,5 +57,11 @@ def test_a_rule_finds_its_violation(sentence: str, rule: str) -> None:
 
 
 def test_plain_sentences_break_no_rule() -> None:
-    for sentence in ("Return the size in bytes.", "Raise ``what`` if the size is unknown.", "Place tensors in SRAM."):
+    for sentence in (
+        "Return the size in bytes.",
+        "Raise ``what`` if the size is unknown.",
+        "Place tensors in SRAM.",
+        "Return x if y is None.",
+        "Return the size, or None if there is none.",
+    ):
         assert not list(violations(Text("file.py", 1, "function", "name", sentence)))

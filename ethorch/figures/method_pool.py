@@ -124,7 +124,7 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 
 
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the bytes that kernel lookup requests from the temporary allocator, or 0 if there are no kernels.
+    """Return the bytes that kernel lookup requests from the temporary allocator, or 0 if the method calls no kernel.
 
     The runtime requests 16 axes for each tensor, but uses only ``max_lookup_use`` bytes.
     """

@@ -70,7 +70,7 @@ class _Work:
 
 
 def stream_layers(part: Part, first: int) -> list[Layer]:
-    """Return one layer for each operator in ``part.sources``, or for each computing command if there are no sources.
+    """Return one layer for each operator in ``part.sources``, or for each computing command if ``part`` has no sources.
 
     DMA transfers are counted for the next computing command.
 

@@ -32,7 +32,7 @@ def accesses(candidates: tuple[Access, ...]) -> Iterator[Access]:
 
 
 def highest(program: Program, region: int) -> int:
-    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 if there are no accesses."""
+    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 if it is not accessed."""
     end = 0
     for op in program.operations():
         prepare = PREPARE.get((op.name, op.npu.family))

@@ -128,7 +128,7 @@ class LanguageModel:
         """Return the calls that read ``ids`` from the start, using the largest prefills that fit.
 
         Raises:
-            EthorchError: There are no tokens, more tokens than the context, or fewer tokens than an encoder-decoder's prefill.
+            EthorchError: ``ids`` is empty, or has more tokens than the context, or fewer tokens than an encoder-decoder's prefill.
         """
         if not 0 < len(ids) <= self.context:
             raise EthorchError(f"expected a session of 1 to {self.context} tokens (the context), got {len(ids)}.")

@@ -125,7 +125,7 @@ def scores(
         choice: Sampling settings for generated tokens.
 
     Raises:
-        EthorchError: There are no columns or texts, or a text is too short or too long.
+        EthorchError: No column or text is passed, or a text is too short or too long.
     """
     if not columns or not texts:
         raise EthorchError(f"expected at least one model and one text, got {len(columns)} and {len(texts)}.")

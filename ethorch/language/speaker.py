@@ -147,7 +147,7 @@ class Speaker:
         """Read the next tokens, using ``prefill`` if it fits the context, and return the logits float[V] after the last token.
 
         Raises:
-            EthorchError: There are no tokens, more tokens than the context, or tokens outside the vocabulary.
+            EthorchError: ``ids`` is empty, or has more tokens than the context, or tokens outside the vocabulary.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)

@@ -199,7 +199,7 @@ def _is_operator(target: str) -> bool:
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return the name of a type in a serialized pytree that requires an import, or None if there is no such type."""
+    """Return the name of a type in a serialized pytree that requires an import, or None if all types are built in."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

@@ -58,7 +58,7 @@ class Machine:
             a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. NumPy is always used for traces,
-            checks and streams with branches, and if there is no compiler.
+            checks and streams with branches, and if no compiler is installed.
 
     Raises:
         MachineFault: A check is unknown, or a region is too large or not an array of bytes.

@@ -17,7 +17,7 @@ class LayerComparison:
     """A comparison of one operator's results in the float model, the fake-quantized model and on the NPU.
 
     Operators that share a quantize node are compared as one. SQNR in dB covers all samples. It is inf for equal values and None
-    if there are no float values.
+    if the operator has no float values.
 
     Attributes:
         node: FX name, in the converted graph, of the operator whose result is quantized.

@@ -26,7 +26,7 @@ from ethorch.runtime.many import keeps_state
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.keywords import suggest_keywords
-from ethorch.support.metrics import sqnr_db
+from ethorch.support.metrics import Ratio
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
@@ -299,7 +299,7 @@ class _Closeness:
     """Accumulated SQNR relative to the float model, and the share of samples with the same largest output, for each column."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, list[Any]] = {}
+        self._ratios: dict[str, Ratio] = {}
         self._same: dict[str, int] = {}
         self._count = 0
 
@@ -311,19 +311,15 @@ class _Closeness:
         for column, outputs in answers.items():
             if column == FLOAT:
                 continue
-            sums = self._answers.setdefault(column, [0.0, 0.0])
+            ratio = self._ratios.setdefault(column, Ratio())
             for a, b in zip(reference, outputs, strict=True):
                 if isinstance(a, torch.Tensor) and a.dtype.is_floating_point:
-                    sums[0] += float((a.double() ** 2).sum())
-                    sums[1] += float(((a.double() - b.double()) ** 2).sum())
+                    ratio.add(a, b)
             if isinstance(reference[0], torch.Tensor) and reference[0].numel():
                 self._same[column] = self._same.get(column, 0) + int(reference[0].argmax() == outputs[0].argmax())
 
     def figures(self, column: str) -> dict[str, float]:
         """Return ``sqnr_db`` and ``agreement`` of a column, or an empty dict for the float model."""
-        if column not in self._answers or not self._count:
+        if column not in self._ratios or not self._count:
             return {}
-        signal, noise = self._answers[column]
-        signal_vector = torch.tensor([signal**0.5, 0.0], dtype=torch.float64)
-        noisy_vector = torch.tensor([signal**0.5, noise**0.5], dtype=torch.float64)
-        return {"sqnr_db": sqnr_db(signal_vector, noisy_vector), "agreement": self._same.get(column, 0) / self._count}
+        return {"sqnr_db": self._ratios[column].db, "agreement": self._same.get(column, 0) / self._count}

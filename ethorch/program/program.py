@@ -462,7 +462,7 @@ def load(
 
     Args:
         path: Path of a file or folder, or contents of a file.
-        method: Method name. Default: ``forward``, or the first method if there is no ``forward``.
+        method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
         sources: Folder written by ``dump_intermediate_artifacts_to``, which records the operator of each command.
 
     Raises:

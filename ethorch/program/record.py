@@ -296,7 +296,7 @@ class Record:
     def memory_uses(self) -> tuple[MemoryUse, ...]:
         """The bytes that the NPU uses in each memory of the board.
 
-        Empty if there is no board, or if a custom ini file describes the memories.
+        Empty if no board is set, or if a custom ini file describes the memories.
         """
         if self.settings is None or self.settings.described is None or self.settings.slot is None or self.spec is None:
             return ()
@@ -306,7 +306,7 @@ class Record:
 
     @property
     def cpu_clock_hz(self) -> float:
-        """The CPU clock of the board in Hz, or the NPU clock if there is no board."""
+        """The CPU clock of the board in Hz, or the NPU clock if no board is set."""
         return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
 
     @cached_property

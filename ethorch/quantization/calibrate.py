@@ -121,7 +121,7 @@ def quantize_methods(
 
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
-    """Return the names of the submodules of all models, for messages, or ``["(none)"]`` if there are no submodules."""
+    """Return the names of the submodules of all models, for messages, or ``["(none)"]`` if the models have no submodules."""
     return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 

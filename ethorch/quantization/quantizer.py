@@ -130,7 +130,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             fold_quantize: See ``convert_pt2e``.
 
         Raises:
-            QuantizationError: There are no samples, or no sample reached a branch.
+            QuantizationError: ``calibration_samples`` is empty, or no sample reached a branch.
         """
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 

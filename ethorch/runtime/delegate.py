@@ -66,7 +66,7 @@ class Delegate:
     def run(self, inputs: Any, outputs: Any) -> None:
         """Copy the inputs to the machine, run it, and copy the outputs back. The C++ code has already checked the tensors."""
         self.started = time.monotonic_ns()
-        if not self.payload.scratch_bytes:  # without a scratch region, there are no inputs and outputs
+        if not self.payload.scratch_bytes:  # a delegate that has no scratch region has no inputs and outputs
             self.machine.run()
             return
         reader = None if self.buffers is None else self.buffers.reader(inputs)

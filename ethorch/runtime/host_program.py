@@ -207,7 +207,7 @@ def load(
 
     Args:
         source: Path or contents of the .pte.
-        method: Method name. Default: ``forward``, or the first method if there is no ``forward``.
+        method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
         machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine`` is used.
         trace: Trace for each ``ethorch.npu.Machine``.
         etdump: Whether to record events for ``HostProgram.write_etdump``.

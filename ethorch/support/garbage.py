@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Whether the user has frozen objects. Cached, because counting frozen objects takes as long as a pass over them.
+#: Whether the user has frozen objects. Cached, because counting frozen objects is as slow as a pass over them.
 _has_frozen_objects = False
 
 

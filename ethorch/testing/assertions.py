@@ -104,7 +104,7 @@ def _check_accuracy(program: Program, minimum: float) -> list[str]:
         return [f"SQNR against the float model: expected at least {minimum:g} dB, but the program cannot run. {error}"]
     if accuracy is None:
         raise EthorchError(
-            f"the SQNR of {program!r} is unknown, because there is no float model. Pass the model instead of the program."
+            f"the SQNR of {program!r} is unknown, because the float model is unknown. Pass the model instead of the program."
         )
     if accuracy.sqnr_db >= minimum:
         return []

@@ -140,8 +140,8 @@ def sensitivity(
         progress: Called as ``progress(finished, total, module)``.
 
     Raises:
-        QuantizationError: There are no samples, a named module is not quantized, ``judge`` is unknown, or ``judge`` is ``"npu"``
-            and there is no ``EthosUCompileSpec``.
+        QuantizationError: ``samples`` is empty, a named module is not quantized, ``judge`` is unknown, or ``judge`` is ``"npu"``
+            and ``spec`` is not an ``EthosUCompileSpec``.
     """
     check_judge(judge)
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)

@@ -163,7 +163,7 @@ def mixed_precision(
         progress: Called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a limit is set, there are no samples, or ``to`` or ``judge`` is unknown.
+        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, or ``to`` or ``judge`` is unknown.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:

@@ -34,7 +34,7 @@ _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """Return the size of the staging memory, or of the scratch region if there is no staging memory."""
+    """Return the size of the staging memory, or of the scratch region if the memory mode has no staging memory."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 

@@ -26,8 +26,9 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         re.IGNORECASE,
     ),
     "a negated noun": re.compile(
-        r"(?<!there )(?<!there, )\b(is|are|was|were|be|been) (none|nobody|nothing|no(?! (longer|more|less|fewer|larger|smaller|"
-        r"greater|better|worse|later|earlier|different|slower|faster|wider|deeper|higher|lower|bigger)\b))\b|\bnone of the\b",
+        r"\b(?<!there )(is|are|was|were|be|been) (?-i:none)\b|\bnone of the\b"
+        r"|\b(is|are|was|were|be|been) (?:nobody|nothing|no(?! (longer|more|less|fewer|larger|smaller|greater|better|worse|later|"
+        r"earlier|different|slower|faster|wider|deeper|higher|lower|bigger)\b))\b",
         re.IGNORECASE,
     ),
     "'has to be' in place of 'must be'": re.compile(r"\b(has|have) to be\b", re.IGNORECASE),

@@ -40,7 +40,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
     """Run calls in order, starting from the initial state, and return their cases.
 
     Raises:
-        HostError: a sample does not match the inputs, or there are no calls.
+        HostError: a sample does not match the inputs, or the list of calls is empty.
         MachineFault: the simulator failed.
     """
     if not calls:

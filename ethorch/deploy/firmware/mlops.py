@@ -88,7 +88,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the default AI layer description, used if there is no ``*.cbuild-mlops.yml``."""
+    """Return the default AI layer description, used if the user passes no ``*.cbuild-mlops.yml``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 

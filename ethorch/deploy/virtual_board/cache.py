@@ -58,7 +58,7 @@ class DataCache:
             self._switched_on()
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
-        """Clean or invalidate the line that contains an address, or all lines if there is no address."""
+        """Clean or invalidate the line that contains an address, or all lines if the address is None."""
         keep = ~((DIRTY if clean or invalidate else 0) | (STALE if invalidate else 0)) & 0xFF
         if address is None:
             for flags in self._flags.values():

@@ -86,7 +86,7 @@ class NpuDevice:
     Args:
         slot: Location on the board.
         sources: SHA-256 of a command stream -> Vela's schedule, for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycle estimate, used if there is no schedule.
+        cycles: SHA-256 of a command stream -> Vela's cycle estimate, used if the stream has no schedule.
         inject: Faults to inject: ``no-interrupt`` never raises the line; ``never-ends`` never completes a run.
     """
 

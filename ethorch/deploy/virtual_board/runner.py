@@ -58,8 +58,8 @@ def run(
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
         data: Address -> bytes to load before the run, such as a separately flashed model.
         sources: SHA-256 of a command stream in hexadecimal -> Vela's schedule (``npu.Sources``), for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycles, used if there is no schedule. Default: estimates from the board's
-            multipliers and bandwidths.
+        cycles: SHA-256 of a command stream -> Vela's cycles, used if the stream has no schedule. Default: estimates from the
+            board's multipliers and bandwidths.
         inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 

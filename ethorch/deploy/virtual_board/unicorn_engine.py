@@ -288,6 +288,6 @@ class UnicornEngine(Engine):
     def _code(self, address: int) -> str:
         word_bytes = self.guest.bytes_at(address, 4)
         if word_bytes is None:
-            return f"{address:#010x}, where there is no memory"
+            return f"{address:#010x}, which is not in a memory"
         first, second = (int.from_bytes(word_bytes[n : n + 2].tobytes(), "little") for n in (0, 2))
         return f"instruction {first:04x}" + (f" {second:04x}" if first >> 11 >= 29 else "")

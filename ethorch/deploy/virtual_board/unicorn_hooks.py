@@ -44,7 +44,7 @@ class Hooks(ctypes.Structure):
 def build() -> Path:
     """Return the library from the cache, or build it with the host's C++ compiler or with ziglang.
 
-    Raises HostError if there is no compiler.
+    Raises HostError if no compiler is installed.
     """
     otherwise = [sys.executable, "-m", "ziglang", "cc", "-nostdlib++"] if importlib.util.find_spec("ziglang") else []
     purpose = "the virtual board, which counts instructions,"

@@ -53,7 +53,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Requantize ``x`` with ``out``. If there is no ``out``, return ``x`` unchanged."""
+        """Requantize ``x`` with ``out``. If ``out`` is None, return ``x`` unchanged."""
         if out is None:
             return x
         q = x.qparams

@@ -135,7 +135,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """The quantization parameters. Raises Unsupported if there are no parameters."""
+        """The quantization parameters. Raises Unsupported for plain integers."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q
@@ -157,7 +157,7 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """The quantization parameters. Raises Unsupported if there are no parameters."""
+        """The quantization parameters. Raises Unsupported for plain integers."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q

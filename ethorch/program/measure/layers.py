@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,26 +18,7 @@ from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, is_in_place, op_name, or
 from ethorch.lower.ops.spec import OPS
 from ethorch.program.comparison import LayerComparison
 from ethorch.program.measure.nodes_on_npu import Array, NodesOnNpu
-
-
-@dataclass
-class Ratio:
-    """The energies of signal and noise, summed over samples."""
-
-    signal: float = 0.0
-    noise: float = 0.0
-
-    def add(self, reference: Tensor, approximation: Tensor) -> None:
-        signal = reference.double()
-        self.signal += float((signal**2).sum())
-        self.noise += float(((signal - approximation.double()) ** 2).sum())
-
-    @property
-    def db(self) -> float:
-        """The signal-to-noise ratio in dB. inf if there is no noise, -inf if there is noise but no signal."""
-        if self.noise == 0:
-            return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+from ethorch.support.metrics import Ratio
 
 
 @dataclass

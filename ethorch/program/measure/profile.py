@@ -103,7 +103,7 @@ class Profile:
 
     Attributes:
         figures: Figures of the whole program.
-        layers: NPU layers in execution order, or empty if there are no QREAD samples.
+        layers: NPU layers in execution order, or empty if the files contain no QREAD samples.
         counters: Median count per inference for each NPU event.
         files: Paths of the files with measurements.
     """

@@ -207,7 +207,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def functional_of(target: Any) -> Any:
-    """Return the functional form of an in-place operator, with the same argument types, or None if there is no such form.
+    """Return the functional form of an in-place operator, with the same argument types, or None if PyTorch has no such form.
 
     The names may differ: the functional form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
     """

@@ -30,7 +30,7 @@ void* driver_memory(size_t size, void* (*allocate)(void* context, size_t size), 
 void driver_release(void* memory);
 
 // Calls sink(context, name, start, end) for each operator in the state's last run, in order, for ExecuTorch's event tracer. Times
-// are in nanoseconds. There are no calls if the platform does not measure operators.
+// are in nanoseconds. Platforms that do not measure operators do not call it.
 using EventSink = void (*)(void* context, const char* name, uint64_t start, uint64_t end);
 void driver_events(void* state, EventSink sink, void* context);
 

@@ -38,12 +38,12 @@ struct Payload {
   IoTensor output(uint32_t index) const;
 };
 
-// Finds the program's named data for `key`, which is not null-terminated. Returns false if there is no such data. The data must be
+// Finds the program's named data for `key`, which is not null-terminated. Returns false if the program does not contain it. The data must be
 // valid as long as the program.
 using FindNamed = bool (*)(void* context, const char* key, size_t key_bytes, Block* data);
 
 // Parses a blob into `payload`. Returns nullptr on success, or else an error message. Reads only [blob, blob + size) and the named
-// data returned by `find`, which can be nullptr if there is no named data.
+// data returned by `find`, which can be nullptr if the program has no named data.
 const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed find = nullptr, void* context = nullptr);
 
 } // namespace ethorch

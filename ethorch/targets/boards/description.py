@@ -42,7 +42,7 @@ class Cpu(Sourced):
 
     Attributes:
         core: Name that compilers use, e.g. ``cortex-m55``.
-        dcache_bytes, icache_bytes: Cache sizes. 0 if there is no cache.
+        dcache_bytes, icache_bytes: Cache sizes. 0 if the CPU has no cache.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC lines.
         vector_table: Address of the vector table at reset.

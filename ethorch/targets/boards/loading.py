@@ -211,7 +211,9 @@ def _check(document: Document, board: Board) -> None:
         supported = {npu.macs for npu in NPUS.values() if npu.family == slot.family}
         if wrong := sorted(set(slot.macs) - supported):
             allowed = ", ".join(map(str, sorted(supported)))
-            raise document.wrong(("npu", number, "macs"), f"there is no Ethos-{slot.family.upper()} with {wrong[0]} MACs", allowed)
+            raise document.wrong(
+                ("npu", number, "macs"), f"Ethos-{slot.family.upper()} has no variant with {wrong[0]} MACs", allowed
+            )
         if slot.interrupt >= board.cpu.interrupts:
             allowed = f"0..{board.cpu.interrupts - 1}, the lines of this CPU's NVIC"
             raise document.wrong(("npu", number, "interrupt"), f"found {slot.interrupt}", allowed)

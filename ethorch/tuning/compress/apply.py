@@ -37,7 +37,7 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
         bias: Whether to add the mean error of a layer's output to its bias.
 
     Raises:
-        QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or there are no samples.
+        QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or ``samples`` is empty.
         EthorchError: A weight does not exist.
     """
     if not samples:

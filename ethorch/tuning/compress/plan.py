@@ -70,7 +70,7 @@ def plan(
         quantizer: Quantizer. Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: No limit is set, a recipe is invalid, there are no samples, or the model has no quantized weights.
+        QuantizationError: No limit is set, a recipe is invalid, ``samples`` is empty, or the model has no quantized weights.
         EthorchError: A weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:

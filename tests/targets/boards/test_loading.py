@@ -90,7 +90,7 @@ WRONG = {
     "an NPU that there is not": (
         "macs = [256, 512]",
         "macs = [256, 500]",
-        "there is no Ethos-U65 with 500 MACs; expected 256, 512",
+        "Ethos-U65 has no variant with 500 MACs; expected 256, 512",
     ),
     "a missing key": ('kind = "cmsdk"\n', "", "uart, kind: the key is missing"),
     "a number without a source": ('source = "assumed"', "", "cpu, dcache_bytes: the source is missing"),
