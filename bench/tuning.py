@@ -346,6 +346,18 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "read_planes", "the same in INT16", of_module(_torch("Conv2d", 3, 16, 3, 2, 1), 1, 3, 96, 96, bits=16), {U85: None}
     ),
     Measurement(
+        "repeats_channels",
+        "depthwise convolution 3x3 of [1,64,28,28] to 128 channels",
+        of_module(_torch("Conv2d", 64, 128, 3, padding=1, groups=64), 1, 64, 28, 28),
+        {U55: False, U65: False, U85: False},
+    ),
+    Measurement(
+        "repeats_channels",
+        "depthwise convolution 3x3 of [1,128,14,14] to 256 channels, INT16",
+        of_module(_torch("Conv2d", 128, 256, 3, padding=1, groups=128), 1, 128, 14, 14, bits=16),
+        {U55: False, U65: False, U85: False},
+    ),
+    Measurement(
         "largest_selection", "two units of shufflenet on [1,116,28,28]", of_module(_shuffle, 1, 116, 28, 28), {U55: None, U85: None}
     ),
     Measurement(

@@ -113,9 +113,9 @@ class Tuning:
 
     #: ``folded`` merges adjacent axes of a TRANSPOSE. ``whole`` does not merge up to four axes.
     transpose: Literal["folded", "whole"] = "folded"
-    #: Maximum number of outputs of a DEPTHWISE_CONV2D, divided by its channel multiplier. Vela transposes outputs and rejects
-    #: more ("Non-passthrough operation (Transpose) could not run on NPU", 5.2). None is unlimited.
-    vela_largest_multiplied_depthwise: int | None = None
+    #: Whether the input channels of a depthwise convolution with a channel multiplier above 1 are repeated by 1x1 convolutions.
+    #: Vela computes such a convolution in parts, and interleaves their results by an operation per element.
+    repeats_channels: bool = False
     #: Supported RESIZE: ``any``, or ``doubling`` for one image, nearest, by 2, 4 or 8 in both directions. Tiles, boxes and matrix
     #: products replace other resizes.
     resize: Literal["any", "doubling"] = "any"

@@ -87,7 +87,7 @@ TUNING = Tuning(
     fewest_results_of_wide_stride=4096,
     fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
     largest_selection=512,
-    vela_largest_multiplied_depthwise=65536,
+    repeats_channels=True,
     transpose_steps=replace(STEPS, of_single_elements=True),
     tile_steps=TileCost(cycles_per_copy=800, cycles_per_byte=1),
     copies_broadcast_constants=True,

@@ -28,6 +28,7 @@ TUNING = Tuning(
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     read_planes=ReadPlanes(most=4, fold=FoldColumns(channels=16, taps=1, least_products=0)),
     largest_selection=1024,
+    repeats_channels=True,
     shuffles_by_nhwc=True,
     transpose_steps=TransposeCost(
         cycles_per_byte=0.77,

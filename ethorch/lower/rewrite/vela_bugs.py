@@ -87,14 +87,6 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_operand,
     ),
     VelaBug(
-        id="vela.multiplied-depthwise-of-slice",
-        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1 into operations that ignore the offset of a SLICE.",
-        operators=("DEPTHWISE_CONV2D",),
-        which=patterns.is_multiplied,
-        reads=("SLICE",),
-        instead=do.copy_operand,
-    ),
-    VelaBug(
         id="vela.padded-window-of-sliced-batch",
         wrong="A convolution or pool with padding over several images ignores the offset of a SLICE.",
         operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"),
@@ -193,14 +185,6 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         instead=do.copy_result,
         families=U55_U65,
         versions=SINCE_5_2,
-    ),
-    VelaBug(
-        id="vela.multiplied-depthwise-placed",
-        wrong="Vela raises an error for a DEPTHWISE_CONV2D with channel multiplier > 1 that a CONCAT or PAD reads.",
-        operators=("RESCALE",),
-        which=patterns.is_rescaled_multiplied,
-        placement="anyhow",
-        instead=do.copy_result,
     ),
     VelaBug(
         id="vela.rescale-between-placements",
@@ -534,17 +518,6 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         operators=("TABLE",),
         which=patterns.is_of_transposed,
         instead=run_before_moves,
-        families=("u55",),
-        small_shram=True,
-        versions=SINCE_5_2,
-    ),
-    VelaBug(
-        id="vela.table-of-multiplied-depthwise",
-        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1 and joins the results by copies. An INT8 TABLE is loaded "
-        "beyond the end of a 16 KB SHRAM.",
-        operators=("TABLE",),
-        which=patterns.is_of_multiplied_depthwise,
-        instead=do.copy_operand,
         families=("u55",),
         small_shram=True,
         versions=SINCE_5_2,

@@ -185,17 +185,6 @@ def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
     return source[-1] == 1 and longest * value.shape[kept] > _LONGEST_AXIS
 
 
-def is_multiplied(r: Rewriter, op: Op) -> bool:
-    """Return True if a depthwise convolution has a channel multiplier above 1."""
-    return op.operands[1].shape[3] > 1
-
-
-def is_rescaled_multiplied(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` is the RESCALE of a depthwise convolution with a channel multiplier above 1."""
-    depthwise = r.producer(op.operands[0], "DEPTHWISE_CONV2D")
-    return depthwise is not None and is_multiplied(r, depthwise)
-
-
 def is_padded_batch(r: Rewriter, op: Op) -> bool:
     return any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
 
@@ -544,12 +533,6 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
     while before is not None and before.name in (*FOLLOWING, "RESHAPE"):
         before = r.producer(before.operands[0])
     return before is not None and before.name in KERNEL_AXES and "dilation" in before.attrs and is_dilated(r, before)
-
-
-def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is the INT8 RESCALE of a depthwise convolution with a channel multiplier above 1."""
-    rescale = r.producer(op.operands[0], "RESCALE")
-    return op.operands[0].dtype == "INT8" and rescale is not None and is_rescaled_multiplied(r, rescale)
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:

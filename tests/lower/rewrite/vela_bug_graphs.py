@@ -103,7 +103,6 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "CONV2D": lambda b: convolved(b, cut(b), "CONV2D", dilation=3),
         "DEPTHWISE_CONV2D": lambda b: convolved(b, cut(b), "DEPTHWISE_CONV2D", dilation=3),
     },
-    "vela.multiplied-depthwise-of-slice": {"": lambda b: convolved(b, cut(b), "DEPTHWISE_CONV2D", per_channel=2)},
     "vela.padded-window-of-sliced-batch": {"": padded_windows_of_a_batch},
     "vela.tile-of-five-axes-of-slice": {"": five_axes},
     "vela.rescale-of-six-axes-of-slice": {"": six_axes},
@@ -146,10 +145,6 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "product": lambda b: beside(b, by_constants(b, whole(b))),
         "CONCAT": lambda b: beside(b, b.rescale(whole(b, "INT32"), 0.7)),
         "PAD": lambda b: within(b, int32(b, whole(b), 0.7)),
-    },
-    "vela.multiplied-depthwise-placed": {
-        "CONCAT": lambda b: beside(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", per_channel=2)),
-        "PAD": lambda b: within(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", dilation=3, per_channel=2)),
     },
     "vela.rescale-between-placements": {
         "CONCAT": lambda b: beside(b, b.rescale(beside(b, whole(b)), 0.7, input_zp=3, output_zp=-5)),
@@ -282,7 +277,6 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "INT32": transpose_of_dropped(2, 3, 1, 20_000, dtype="INT32"),
     },
     "vela.table-of-transpose": {"": table_of_transpose},
-    "vela.table-of-multiplied-depthwise": {"": lambda b: table(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", per_channel=2), 1)},
     "vela.axis-of-column": {
         **{name: along_column(name) for name in ("ARGMAX", "REDUCE_MAX", "REDUCE_MIN")},
         "of a REVERSE": along_reversed,

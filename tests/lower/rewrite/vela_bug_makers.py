@@ -71,11 +71,11 @@ def int32(b: Builder, value: Value, unit: float = 1.0) -> Value:
     return b.rescale(value, unit, dtype="INT32")
 
 
-def convolved(b: Builder, x: Value, name: str, dilation: int = 1, per_channel: int = 1) -> Value:
+def convolved(b: Builder, x: Value, name: str, dilation: int = 1) -> Value:
     c = x.shape[3]
     depthwise = name == "DEPTHWISE_CONV2D"
-    weight = constant(b, *((3, 3, c, per_channel) if depthwise else (6, 3, 3, c)))
-    bias = constant(b, c * per_channel if depthwise else 6, dtype=np.int32)
+    weight = constant(b, *((3, 3, c, 1) if depthwise else (6, 3, 3, c)))
+    bias = constant(b, c if depthwise else 6, dtype=np.int32)
     where = {"out_pad": (0, 0, 0, 0)} if name == "TRANSPOSE_CONV2D" else {"pad": (dilation,) * 4, "dilation": (dilation,) * 2}
     return b.rescale(b.emit(name, x, weight, bias, stride=(1, 1), input_zp=0, weight_zp=0, **where), 0.002)
 
