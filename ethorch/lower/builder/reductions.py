@@ -1,7 +1,4 @@
-"""Reductions, such as the variance of a row, and functions of their results in interpolated tables.
-
-16-bit tables are slow, but are acceptable here because there are fewer rows than elements.
-"""
+"""Reductions, such as the variance of a row, and functions of their results in interpolated tables."""
 
 from __future__ import annotations
 
@@ -125,12 +122,6 @@ def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> V
     return b.reshape(value, [1 if axis in axes else extent for axis, extent in enumerate(shape)])
 
 
-def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
-    """Return the fewest bounds from ``low`` to ``high`` whose successive ratios are at most ``ratio``."""
-    count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
-    return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
-
-
 def piece_before(bound: float, length: float) -> float:
     """Return the start of a ``tabulate`` section whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
@@ -146,7 +137,6 @@ def tabulate(
     *,
     dtype: str = "INT32",
     from_middle: bool = False,
-    highest: float = 0.0,
 ) -> Value:
     """Return round(function(v) / unit) for INT32 ``v``, clamped near the first and last of ``bounds``.
 
@@ -156,7 +146,6 @@ def tabulate(
     Args:
         function: Monotonic function between the bounds.
         from_middle: Whether the entries of the last section are relative to the middle of its range, for more precise results.
-        highest: Largest ``v``, if it exceeds the last bound.
     """
     total: Value | None = None
     offset = 0.0
@@ -175,7 +164,7 @@ def tabulate(
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         entries = np.rint(real / step).astype(np.int16)
         inside = v
-        if max(bounds[-1], highest) * scale > 2.0**28:  # the RESCALE must fit 32 bits (TOSA 1.0, apply_scale_32)
+        if bounds[-1] * scale > 2.0**28:  # the RESCALE must fit 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
         looked_up = b.interpolate(b.rescale(centred, scale, dtype="INT16"), entries)
@@ -192,7 +181,7 @@ def tabulate(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over ``axis`` by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
-    A pool reduces height and width, so the last axis is moved to the front. A few rows are pooled as maps with one channel.
+    A pool reduces height and width, so a last ``axis`` is moved to the front, or a few rows are pooled as maps with one channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -302,14 +291,14 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squared exact deviations, and the value of one step of the sum."""
+    """Return the INT32 sum of squared exact deviations, and the value of its unit."""
     half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of the halves is d * d / 4, or 1/4 less for odd d
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """Return the INT32 sum of squares, and the value of one step of the sum. See ``sum_of_products``."""
+    """Return the INT32 sum of squares, and the value of its unit. See ``sum_of_products``."""
     factor, second_factor = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
     return sum_of_products(b, factor, second_factor, axes, largest)
 
@@ -317,10 +306,10 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
 def sum_of_products(
     b: Builder, x: Value, y: Value, axes: Sequence[int], largest: float, mean: float | None = None
 ) -> tuple[Value, float]:
-    """Return the INT32 sum of non-negative products, and the value of one step of the sum.
+    """Return the INT32 sum of non-negative products, and the value of its unit.
 
     A short row is summed in one step, with scaled products. A long row is summed in several steps and scaled only if needed, to
-    retain the bits of small products.
+    retain small products.
 
     Args:
         largest: Square root of the largest product.

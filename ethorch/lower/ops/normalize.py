@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,18 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.mantissas import Mantissas, exponent_of
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.builder.reductions import (
     REST_BITS,
     compute_in_pieces,
     deviations,
     exact_deviations,
-    geometric_bounds,
     in_finer_steps,
     int32_product,
     steps_per_code,
     sum_of_exact_squares,
     sum_of_squares,
-    tabulate,
 )
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.quant_rules import EACH_INPUT, FIRST_INPUT
@@ -37,8 +37,8 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Ratio of the bounds of each section in the table of reciprocal roots.
-_RATIO = 64.0
+#: Upper bound of sums of squares.
+_LARGEST = 2.0**31 * 0.98
 #: Bits of an int16 reciprocal root that a separate product applies. In a row of n elements, deviations reach sqrt(n) standard
 #: deviations, so that a root whose product fits int32 loses log2(n) / 2 bits.
 _ROOT_BITS = 7
@@ -112,8 +112,7 @@ def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, ou
     # - Sums are exact.
     # - Deviations have 7 fractional bits for int8 and none for int16. The int16 mean has 6, which are applied to the product.
     # - Squares of deviations have as many bits as their int32 sum permits.
-    # - The reciprocal root of a row is read from tables, with 15 bits in each section. For long int16 rows, a separate product
-    #   applies 7 more bits.
+    # - The reciprocal root of a row has 15 bits for int8. For long int16 rows, a separate product applies 7 more bits.
     return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
     )
@@ -134,73 +133,62 @@ def _normalize_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: 
     else:
         deviation = in_finer_steps(b, x.value, zp, fine) if int8 else b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32")
         square, units = sum_of_squares(b, x.value, zp, axes, codes if int8 else codes / 2)
-    epsilon = eps / x.qparams.step**2
-    lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
-
-    def variance(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.maximum(v * (units / rows) + epsilon, lowest)
-
-    pieces = geometric_bounds(lowest, highest, _RATIO) if int8 else _bounds_of_int16(lowest, highest)
-    bounds = [(bound - epsilon) * rows / units for bound in pieces]
+    # v * 2**k + epsilon in units of 2**-k * units / rows, below 2**31
+    largest, epsilon = (codes if int8 and not centred else codes / 2) ** 2 * rows / units, eps / x.qparams.step**2 * rows / units
+    shift = math.floor(math.log2(_LARGEST / (largest + epsilon)))
+    scale = 2.0**shift
+    least = max(math.ceil(scale * max(epsilon, 0.25 / units)), 2 if int8 else 1)  # 2**h of 2 is an INT16
+    v = _add_epsilon(b, square, shift, round(scale * epsilon), least)
+    mantissas, unit = Mantissas.of(b, v, 4), math.sqrt(rows / units * scale) * 2.0**-14.5  # 1 / deviation = unit * root * 2**h
     if int8:
-        # The fourth root, applied twice, has 15 bits over all variances.
-        largest = lowest**-0.25
-        root = tabulate(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
-        reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
-        half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
-        return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
-    unit = math.sqrt(rows) * 2 / 2.0**30
-
-    def reciprocal(v: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return 1 / np.sqrt(variance(v))
-
+        unit /= fine
+        reach = 2.02 * min(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, math.sqrt(rows)) / 32767  # twice the results
+        scaled = b.rescale(int32_product(b, deviation, mantissas.power(b)), unit / reach, dtype="INT16")
+        root = mantissas.look_up(b, _reciprocal_root)
+        return QTensor(b.requantize(int32_product(b, scaled, root), reach / 32767, out), x.dims, out)
+    bits = max(math.floor(math.log2(math.sqrt(rows) * 2 / unit)), exponent_of(least, 4))
+    step, root = unit * 2.0 ** (bits - 30), mantissas.look_up_precisely(b, _reciprocal_root, 30)
     if rows > _LONG:
-        root, below = _in_two_parts(b, square, reciprocal, bounds, unit)
+        root, below = _in_two_parts(b, root, mantissas, bits)
         part = b.rescale(b.emit("MUL", deviation, below, shift=0), 2.0**-_ROOT_BITS, dtype="INT32")
         acc = b.emit("ADD", b.emit("MUL", deviation, root, shift=0), part)
     else:
-        root = tabulate(b, square, reciprocal, bounds, unit)
+        root = mantissas.multiply(b, root, bits)
         acc = b.emit("MUL", deviation, root, shift=0)
     if centred:
         acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-REST_BITS, dtype="INT32"), shift=0))
-    return QTensor(b.requantize(acc, unit, out), x.dims, out)
+    return QTensor(b.requantize(acc, step, out), x.dims, out)
 
 
-def _in_two_parts(
-    b: Builder,
-    v: Value,
-    function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
-    bounds: Sequence[float],
-    unit: float,
-) -> tuple[Value, Value]:
-    """Return INT32 (r, rest) with r + rest / 128 = function(v) / unit and rest in -64..64, for a decreasing function."""
-    # Above 2**23 units, r is precise enough and rest is 0.
-    first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
-    both = tabulate(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
+def _reciprocal_root(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 0.5 / np.sqrt(mantissa)
+
+
+def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int) -> Value:
+    """Return INT32 square * 2**shift + epsilon, but at least ``least``."""
+
+    def constant(number: int) -> Value:
+        return b.const(np.full((1,) * square.rank, number, np.int32))
+
+    v = square
+    if shift > 0:
+        v = b.emit("LOGICAL_LEFT_SHIFT", v, constant(shift))
+    elif shift < 0:
+        v = b.emit("ARITHMETIC_RIGHT_SHIFT", v, constant(-shift), round=True)
+    if epsilon:
+        v = b.emit("ADD", v, constant(epsilon))
+    return v if epsilon >= least else b.emit("MAXIMUM", v, constant(least))
+
+
+def _in_two_parts(b: Builder, root: Value, mantissas: Mantissas, bits: int) -> tuple[Value, Value]:
+    """Return INT32 (r, rest) with r + rest / 128 = root / 2**(bits - h)."""
+    most = bits - _ROOT_BITS  # of h, for which 128 * r fits 32 bits
+    exponent = b.emit("MINIMUM", mantissas.exponent, b.const(np.full((1,) * root.rank, most, np.int32), name="most"))
+    both = replace(mantissas, exponent=exponent).multiply(b, root, most)
     r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
     rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))
-    if first:
-        end = function(np.asarray([bounds[first]]))
-        above = tabulate(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit, highest=bounds[-1])
-        r = b.emit("ADD", r, above)
-    return r, rest
-
-
-def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
-    """Return bounds of variances in squared integer values. Larger deviations require shorter sections."""
-    # Interpolation with 511 intervals from v to v * ratio has a relative error of (ratio - 1)**2 * 3.6e-7 at v. The limits are 0.1
-    # steps of the deviation and 0.25 steps of the 15-bit result.
-    fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
-    bounds = [lowest]
-    while bounds[-1] < highest:
-        bounds.append(bounds[-1] * min(fine, 1 + math.sqrt(0.1 / 3.6e-7) / max(bounds[-1], 1.0) ** 0.25))
-    return bounds
-
-
-def _reach(bound: float, furthest: float, low: float, high: float) -> float:
-    """Return the largest d * r for ``low`` <= r <= ``high``, d <= ``furthest`` and d * r * r <= ``bound``."""
-    corner = min(max(math.sqrt(bound / furthest), low), high)
-    return 1.01 * min(bound / corner, furthest * corner)
+    left = b.emit("SUB", mantissas.exponent, exponent)
+    return b.emit("LOGICAL_LEFT_SHIFT", r, left), b.emit("LOGICAL_LEFT_SHIFT", rest, left)
 
 
 def check_layer_norm(
@@ -378,7 +366,7 @@ def instance_norm(
 ) -> Any:
     """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, by a layer norm and a batch norm.
 
-    With running statistics, only a batch norm is used.
+    If running statistics are used, only a batch norm is needed.
     """
     if not use_input_stats:
         return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]

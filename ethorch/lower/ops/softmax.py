@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.mantissas import Mantissas, exponent_of
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
-from ethorch.lower.builder.reductions import geometric_bounds, maximum_of, piece_before, sum_axes, tabulate
+from ethorch.lower.builder.reductions import maximum_of, piece_before, sum_axes, tabulate
 from ethorch.lower.ops.quant_rules import EACH_INPUT, fixed_output
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
@@ -25,7 +26,9 @@ _LOWEST_EXPONENT = 12.0
 _SHORT_SPAN = 16.0
 #: Integer value that represents 1. Products of two integers up to 255 are dense up to the value for int8.
 _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
-#: Ratio of the bounds of each section in the table of reciprocals. The error is up to 1/80 step for int8, and 1/4 step for int16.
+#: Factor of int16 reciprocals, so that rounded ones times an exponential are below 2**31.
+_REDUCTION = 0.999
+#: Maximum ratio of sums whose reciprocals are in one table. The error is up to 1/80 step for int8, and 1/4 step for int16.
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
 #: The same ratios for logarithms. If all elements of a row are equal, one step of the result is log(count) / 32767.
 _RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
@@ -38,22 +41,15 @@ _SAMPLES = [
 
 @dataclass(frozen=True)
 class _Exponentials:
-    """The exponentials exp(x - max) over a dim, and their sums.
+    """The exponentials exp(x - max) over a dim, and their sums."""
 
-    Attributes:
-        codes: Nonnegative INT16 values.
-        code_of_one: Integer value that represents 1.0 in ``codes`` and ``sums``.
-        sums: Exact INT32 sums.
-    """
-
-    codes: Value
-    code_of_one: float
-    sums: Value
+    codes: Value  # nonnegative INT16 values
+    code_of_one: float  # integer value that represents 1.0 in ``codes`` and ``sums``
+    sums: Value  # exact INT32 sums
     maxima: QTensor
 
 
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
-    """Emit exp(x - max over ``dim``)."""
     # - int8: multiplies two TABLEs of 8 bits, each with a separate difference so that Vela fuses both.
     # - int16: uses an interpolated table of 15 bits.
     value, axis, dims = b.axis_of(x, dim)
@@ -108,6 +104,33 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     return e / e.sum([dim])
 
 
+def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
+    """Return 1 / sums, where ``code_of_one`` is 1, and its unit, for sums from ``least`` to ``most``. Sums below are too small."""
+    # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
+    lowest, highest = e.code_of_one * least, e.code_of_one * most
+    if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
+        unit, bounds = 1 / least / (32767 if int8 else 65535), [lowest, max(highest, 2 * lowest)]
+        dtype = "INT16" if int8 else "INT32"
+        return tabulate(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype=dtype), unit
+    mantissas = Mantissas.of(b, e.sums, 2)
+    if least > 1:
+        bound = b.const(np.full((1,) * e.sums.rank, exponent_of(lowest, 2), np.int32), name="bound")
+        mantissas = replace(mantissas, exponent=b.emit("MINIMUM", mantissas.exponent, bound))
+    # 1 / sum = 2**h * look-up / 2**30
+    if int8:
+        bits = math.ceil(44 - math.log2(lowest))
+        root = b.rescale(mantissas.look_up(b, _halved_reciprocal), 2.0**14, dtype="INT32")
+        reciprocal = b.rescale(mantissas.multiply(b, root, bits), 1.0, dtype="INT16")
+        return reciprocal, e.code_of_one * 2.0 ** (bits - 44) / 32767
+    bits = math.ceil(44 - math.log2(lowest) - 1e-4)
+    root = mantissas.look_up_precisely(b, lambda m: _REDUCTION * _halved_reciprocal(m), 30)
+    return mantissas.multiply(b, root, bits), e.code_of_one * 2.0 ** (bits - 60) / _REDUCTION
+
+
+def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 0.5 / mantissa
+
+
 @op(
     "aten.softmax.int",
     quant=fixed_output(0.0, 255 / 256),
@@ -127,10 +150,8 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     if count == 1 or q.zp == q.qmax:
         return QTensor(_emit_constant(b, value, int(q.quantize([1.0])[0]), q), dims, q)
     e = _exponentials(b, x, dim)
-    least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)
-    bounds = [bound * e.code_of_one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
-    unit = 1 / least / (32767 if int8 else 65535)  # so that exponential times reciprocal remains below 2**31
-    reciprocal = tabulate(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
+    least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count, 2.0**12)
+    reciprocal, unit = _reciprocal(b, e, least, count, int8=int8)
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
     return QTensor(b.requantize(acc, unit / e.code_of_one, q), dims, q)
 
@@ -161,12 +182,20 @@ def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Res
 def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     e = _exponentials(b, x, dim)
     count, step = x.shape[dim], x.qparams.step
-    fraction = max(65536 * step if x.value.dtype == "INT16" else 256 * step, math.log(count)) / 2.0**28
-    int16 = x.value.dtype == "INT16"
-    bounds = [
-        bound * e.code_of_one for bound in geometric_bounds(1.0, float(count), _RATIO_OF_LOG_INT16 if int16 else _RATIO_OF_LOG_INT8)
-    ]
-    log = tabulate(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=int16)
+    codes = 65536 if x.value.dtype == "INT16" else 256
+    bits = math.floor(28 - math.log2(max(codes * step, math.log(count))))
+    fraction = 2.0**-bits
+    if count <= (_RATIO_OF_LOG_INT16 if codes == 65536 else _RATIO_OF_LOG_INT8):
+        bounds = [e.code_of_one, count * e.code_of_one]
+        log = tabulate(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=codes == 65536)
+        return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
+    # log(sum / one) = log(m / 2**31) + (31 - h) * log(2) - log(one), where h is at most 16
+    mantissas = Mantissas.of(b, e.sums, 2)
+    offset = 15 * math.log(2) - math.log(e.code_of_one)
+    log = mantissas.look_up_precisely(b, lambda m: np.log(m) + offset, bits)
+    doublings = b.emit("SUB", b.const(np.full((1,) * log.rank, 16, np.int32)), mantissas.exponent)
+    step_of_log = b.const(np.full((1,) * log.rank, round(math.log(2) / fraction), np.int32))
+    log = b.emit("ADD", log, b.emit("MUL", doublings, step_of_log, shift=0))
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 
 

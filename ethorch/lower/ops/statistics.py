@@ -12,17 +12,16 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
+from ethorch.lower.builder.mantissas import Mantissas
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.builder.reductions import (
     all_dims,
     compute_in_pieces,
     deviations,
     exact_deviations,
-    geometric_bounds,
     steps_per_code,
     sum_of_exact_squares,
     sum_of_squares,
-    tabulate,
     with_reduced_dims,
 )
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
@@ -47,18 +46,15 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
     return square, unit / fine**2
 
 
-def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
-    highest = largest / unit
-    largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # larger roots saturate
-    largest = max(largest, 16 * unit)  # the roots of all sections must fit
-    lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
-    # Interpolation with 511 intervals from v to v * ratio has a relative error of ((ratio - 1) / 511)**2 / 32 at v.
-    ratio = 64.0 if out.dtype == "INT8" else 8.0
-    bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
-    fraction = math.sqrt(largest) / 2.0**22
-    int16 = out.dtype == "INT16"  # a table of all roots can have the step of ``out``
-    root = tabulate(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
-    return b.requantize(root, fraction, out)
+def _root(b: Builder, square: Value, unit: float, out: QParams) -> Value:
+    """Return the root of ``square * unit``."""
+    mantissas = Mantissas.of(b, square, 4)
+    if out.dtype == "INT8":
+        root = mantissas.divide(b, b.rescale(mantissas.look_up(b, np.sqrt), 2.0**14, dtype="INT32"))
+        return b.requantize(root, math.sqrt(2 * unit) * 2 / 32767, out)
+    root = mantissas.divide(b, mantissas.look_up_precisely(b, np.sqrt, 30))
+    is_positive = b.emit("MINIMUM", square, b.const(np.ones((1,) * square.rank, np.int32)))
+    return b.requantize(b.emit("MUL", root, is_positive, shift=0), math.sqrt(2 * unit) / 2.0**15, out)
 
 
 def _convert_unbiased(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
@@ -122,11 +118,10 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
-    codes = x.qparams.code_count
 
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, True)
-        root = _root(b, square, unit * step**2 / max(count, 1e-9), (codes * step) ** 2, out.qparams)
+        root = _root(b, square, unit * step**2 / max(count, 1e-9), out.qparams)
         return with_reduced_dims(rows, root, dims, out.qparams)
 
     return b.view(compute_in_pieces(b, x, dims, of_rows), out.shape)
@@ -187,12 +182,11 @@ def vector_norm(
 
     Orders 1 and infinity are decomposed. The error bound for int16 is larger because the tables have 15 bits.
     """
-    dims, codes = all_dims(x, dim), x.qparams.code_count
-    step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
+    dims, step = all_dims(x, dim), x.qparams.step
 
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, False)
-        root = _root(b, square, unit * step**2, count * (codes * step) ** 2, out.qparams)
+        root = _root(b, square, unit * step**2, out.qparams)
         return with_reduced_dims(rows, root, dims, out.qparams)
 
     return b.view(compute_in_pieces(b, x, dims, of_rows), out.shape)
