@@ -1,0 +1,127 @@
+"""Dataflow of a command stream.
+
+The label of a byte is its writer and position in the output, or the value of a constant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.npu.arrays import Bytes
+from ethorch.npu.feature_map import FeatureMap, read_rows, write_rows
+from ethorch.npu.ir.image import CONSTANTS, Place
+from ethorch.npu.ir.stream import Op
+from ethorch.npu.memory import Access, Span
+from ethorch.npu.runs import Run
+
+Labels = npt.NDArray[np.int64]
+_LABEL_BYTES = 8
+_POSITION_BITS = 34  # of a label; the others contain the writer
+_UNWRITTEN, _CONSTANT = -1, -2  # labels; a constant of value n has the label _CONSTANT - n
+_FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: inputs of the host, operations with a negative key
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Digests of the labels that operations read."""
+
+    reads: Mapping[int, tuple[str, ...]]  # by the operation's key, one digest for each read access
+    outputs: tuple[str, ...]  # by the number of the host's output
+
+
+def trace_dataflow(ops: Sequence[Op], constants: Bytes, inputs: Iterable[Place] = (), outputs: Iterable[Place] = ()) -> Dataflow:
+    """Return the dataflow of operations in execution order.
+
+    Raises:
+        MachineFault: An operation has invalid registers.
+    """
+    memory = LabelMemory(ops, constants, (*inputs, *outputs))
+    for number, place in enumerate(inputs):
+        memory.write_input(number, place)
+    reads = {op.key: memory.execute(op) for op in ops}
+    return Dataflow(reads, tuple(memory.digest_span(*place) for place in outputs))
+
+
+def _further(runs: Sequence[Run], accesses: Sequence[Access]) -> list[Run]:
+    names = {access.name for access in accesses}
+    return [run for run in runs if not any(run.register.startswith(name) for name in names)]
+
+
+class LabelMemory:
+    """The label of each byte of each region."""
+
+    def __init__(self, ops: Sequence[Op], constants: Bytes, places: Sequence[Place]):
+        ends: dict[int, int] = {}
+        runs = [(run.region, run.high) for op in ops for run in (*op.reads, *op.writes)]
+        for region, high in (*runs, *((region, high) for region, _, high in places)):
+            ends[region] = max(ends.get(region, 0), high)
+        self.regions = {n: np.full(end, _UNWRITTEN, np.int64) for n, end in ends.items() if n != CONSTANTS}
+        self.regions[CONSTANTS] = _CONSTANT - constants.astype(np.int64)
+
+    def write_input(self, number: int, place: Place) -> None:
+        self.write_span(*place, _FIRST_INPUT + number)
+
+    def execute(self, op: Op) -> tuple[str, ...]:
+        """Label the written bytes, and return the digest of each read access."""
+        writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
+        digests = [self.digest(access) for access in op.prepared.reads if not isinstance(access, FeatureMap) or access.in_memory]
+        digests += [self.digest_span(run.region, run.low, run.high) for run in _further(op.reads, op.prepared.reads)]
+        if self._copy_constants(op):
+            return tuple(digests)
+        for access in op.prepared.writes:
+            self.write(access, writer)
+        for run in _further(op.writes, op.prepared.writes):
+            self.write_span(run.region, run.low, run.high, writer)
+        return tuple(digests)
+
+    def _copy_constants(self, op: Op) -> bool:
+        """Return False if ``op`` does not transfer constants."""
+        accesses = (*op.prepared.reads, *op.prepared.writes)
+        if not op.is_dma or len(accesses) != 2 or not all(isinstance(access, Span) for access in accesses):
+            return False
+        source, target = (self.regions[run.region][run.low : run.high] for run in (op.reads[0], op.writes[0]))
+        if source.shape != target.shape or not source.size or source.max() > _CONSTANT:
+            return False
+        target[:] = source
+        return True
+
+    def digest(self, access: Access) -> str:
+        if isinstance(access, Span):
+            return self.digest_span(access.region, access.base, access.base + access.size_bytes)
+        scaled = _scale(access)
+        box = np.empty(scaled.shape, scaled.dtype)
+        read_rows(scaled.views(self.regions[access.region].view(np.uint8)), 0, box)
+        return hashlib.blake2b(box.tobytes(), digest_size=16).hexdigest()
+
+    def digest_span(self, region: int, low: int, high: int) -> str:
+        data = self.regions[region][low:high]
+        return hashlib.blake2b(np.ascontiguousarray(data).tobytes(), digest_size=16).hexdigest()
+
+    def write(self, access: Access, writer: int) -> None:
+        if isinstance(access, Span):
+            self.write_span(access.region, access.base, access.base + access.size_bytes, writer)
+        elif access.in_memory:
+            scaled = _scale(access)
+            labels = _label(writer, access.elements * access.dtype.itemsize)
+            write_rows(scaled.views(self.regions[access.region].view(np.uint8)), 0, labels.view(scaled.dtype).reshape(access.shape))
+
+    def write_span(self, region: int, low: int, high: int, writer: int) -> None:
+        self.regions[region][low:high] = _label(writer, high - low)
+
+
+def _label(writer: int, size_bytes: int) -> Labels:
+    return (writer << _POSITION_BITS) + np.arange(size_bytes, dtype=np.int64)
+
+
+def _scale(fm: FeatureMap) -> FeatureMap:
+    return replace(
+        fm,
+        dtype=np.dtype(f"V{_LABEL_BYTES * fm.dtype.itemsize}"),
+        bases=tuple(_LABEL_BYTES * base for base in fm.bases),
+        strides=(_LABEL_BYTES * fm.strides[0], _LABEL_BYTES * fm.strides[1], _LABEL_BYTES * fm.strides[2]),
+    )

@@ -1,0 +1,27 @@
+"""Memory of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ethorch.npu.arrays import Bytes
+
+CONSTANTS = 0  # region (npu-reference 1.4)
+#: (region, first address, end address) of a tensor of the host.
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Regions, constants and host tensors of a program."""
+
+    constants: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # contents of region 0
+    sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of the other regions
+    inputs: tuple[Place, ...] = ()
+    outputs: tuple[Place, ...] = ()
+
+    def size_bytes(self, region: int) -> int | None:
+        return len(self.constants) if region == CONSTANTS else self.sizes.get(region) or None
