@@ -23,6 +23,8 @@ _ALLOWED = {
     "cache_mem_area": ("Sram",),
 }
 _MEMORIES = ("Sram", "Dram", "OnChipFlash", "OffChipFlash")
+# Keys of a memory in a system configuration (parse_vela_system_config_section in Vela's regor.cpp).
+_PARAMETERS = ("clock_scale", "ports_used", "burst_length", "read_latency", "write_latency", "max_reads", "max_writes")
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,18 @@ class VelaConfig:
             latencies[memory] = self._number(section, f"{memory.lower()}_read_latency", "0")
         return latencies
 
+    def memory_parameters(self, system_config: str) -> dict[str, dict[str, float]]:
+        """Return the parameters of each memory, e.g. ``{"Sram": {"clock_scale": 1.0, "burst_length": 32.0}}``.
+
+        Raises:
+            SpecError: A value is not a number.
+        """
+        section, parameters = _SYSTEM + system_config, {}
+        for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
+            keys = {name: f"{memory.lower()}_{name}" for name in _PARAMETERS}
+            parameters[memory] = {name: self._number(section, key, "") for name, key in keys.items() if self._get(section, key, "")}
+        return parameters
+
     def _number(self, section: str, key: str, default: str, convert: Callable[[str], float] = float) -> float:
         value = self._get(section, key, default)
         try:
@@ -157,7 +171,7 @@ class VelaConfig:
                 return default
             seen.append(section)
             section = values["inherit"]
-        raise SpecError(f"sections in {', '.join(self.names)} inherit from each other: {' -> '.join([*seen, section])}.")
+        raise SpecError(f"sections in {', '.join(self.names)} inherit in a cycle: {' -> '.join([*seen, section])}.")
 
 
 def list_shipped_configs() -> list[str]:
@@ -195,11 +209,7 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
 
 @lru_cache(maxsize=64)
 def parse(text: str, name: str) -> VelaConfig:
-    """Parse an ini text. Raise SpecError if it is malformed.
-
-    Args:
-        name: File name in error messages.
-    """
+    """Parse an ini text. Raise SpecError if it is malformed. ``name`` is the file name in error messages."""
     parser = ConfigParser()
     try:
         parser.read_string(text, source=name)

@@ -1,0 +1,50 @@
+"""Cycles of transfers of feature maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ethorch.npu.cycles.compounds import Compound
+from ethorch.npu.cycles.compute import Computation
+from ethorch.npu.cycles.memories import CONSTANTS, MemoryRate, Regions
+from ethorch.npu.cycles.traffic import COPY, IFM, MAPS, WRITE, Traffic, copy_cycles, transfer_bytes
+from ethorch.npu.cycles.work import Map
+from ethorch.npu.forms import Copy, Transfer
+from ethorch.npu.ir import Op
+from ethorch.npu.memory import INTERNAL
+from ethorch.npu.registers import Npu
+
+_INDEX_BITS = 32
+_BLOCK = (1, 1, 1)  # Vela has no blocks for a gather (ElementTransferToBytes in ethos_u85_performance.cpp)
+
+
+def rate_copy(op: Op, regions: Regions) -> Compound | None:
+    """Return the cycles of a transfer, or None if Vela ignores it (tables, constants)."""
+    form = op.prepared.form
+    if isinstance(form, Transfer):
+        source, target, size = form.source[0], form.target[0], form.outer * form.inner * form.length
+    else:
+        assert isinstance(form, Copy)
+        source, target, size = form.source.region, form.target.region, form.source.size_bytes
+    if isinstance(form, Transfer) and (form.by_source or form.by_target):
+        # A gather or scatter has accesses only (MeasureCycleCost in ethos_u85_performance.cpp).
+        indices = regions[form.index[0]]
+        return Compound(Computation(0, 0, 0), tuple(_gather_traffic(op.npu, form, regions[source], indices, regions[target])))
+    if INTERNAL in (source, target) or source == CONSTANTS:
+        return None
+    traffic = (Traffic(regions[source], COPY, MAPS, size), Traffic(regions[target], WRITE, MAPS, size))
+    return Compound(Computation(copy_cycles(op.npu, regions[source], regions[target], size), 0, 0), traffic)
+
+
+def _gather_traffic(npu: Npu, form: Transfer, source: MemoryRate, indices: MemoryRate, target: MemoryRate) -> Iterator[Traffic]:
+    """Count one source element for each index, as Vela does (MeasureElementAccess)."""
+    count = form.outer * form.inner
+    yield _move(npu, source, (1, 1, count), 8, write=False)
+    yield _move(npu, indices, (1, 1, count), _INDEX_BITS, write=False)
+    yield _move(npu, target, (1, count, form.length), 8, write=True)
+
+
+def _move(npu: Npu, memory: MemoryRate, size: tuple[int, int, int], bits: int, *, write: bool) -> Traffic:
+    fm = Map(size, bits, False, memory)
+    return Traffic(memory, WRITE if write else IFM, MAPS, transfer_bytes(npu, fm, _BLOCK, prod(size), write=write))
