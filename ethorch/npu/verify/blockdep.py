@@ -1,0 +1,132 @@
+"""BLOCKDEP: the number of unfinished blocks when the next kernel may start.
+
+Source: ``CalcBlockDep`` and ``GetJobs`` of regor's register_cs_generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ethorch.npu.arithmetic import ceil_div
+from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.registers import U55, U65, U85
+from ethorch.npu.verify import blocks_u85, shram
+from ethorch.npu.verify.instruction import Facts, Instruction, reject
+from ethorch.npu.verify.rejection import Rejection
+from ethorch.npu.window import Window
+
+MOST_BLOCKDEP = {U55: 3, U65: 3, U85: 7}
+
+Size = tuple[int, int, int]
+Box = tuple[Size, Size]  # first and end coordinate: row, column, channel
+
+
+def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Facts]) -> Iterator[Rejection]:
+    earlier: Facts | None = None
+    for index, (instruction, facts) in enumerate(zip(instructions, all_facts, strict=True)):
+        if any(not wait.is_dma and wait.count == 0 for wait in instruction.waits):
+            earlier = None
+        if facts.is_dma:
+            continue
+        most = MOST_BLOCKDEP[facts.npu.family]
+        blockdep = facts.values["BLOCKDEP"]
+        if blockdep and earlier is not None:
+            most = min(most, largest_blockdep(earlier, facts))
+        if blockdep > most:
+            yield reject(facts, index, "blockdep", "BLOCKDEP", blockdep, f"0 to {most}")
+        earlier = facts
+
+
+def largest_blockdep(first: Facts, second: Facts) -> int:
+    """Return the largest BLOCKDEP with which ``second`` reads no bytes of unfinished blocks."""
+    most = MOST_BLOCKDEP[second.npu.family]
+    assert first.prepared is not None and second.prepared is not None
+    written = [access for access in first.prepared.writes if isinstance(access, FeatureMap) and access.in_memory]
+    read = [access for access in second.prepared.reads if isinstance(access, FeatureMap) and access.in_memory]
+    for ofm in written:
+        for ifm in read:
+            if _may_overlap(ofm, ifm):
+                most = min(most, _by_jobs(first, ofm, second, ifm, read, most))
+    return most
+
+
+def _may_overlap(a: FeatureMap, b: FeatureMap) -> bool:
+    if a.region != b.region:
+        return False
+    return any(low < end and start < high for low, high in a.extents() for start, end in b.extents())
+
+
+def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read: list[FeatureMap], most: int) -> int:
+    if first.values.get("OFM_PRECISION.transpose") or first.values.get("OFM_PRECISION.reverse"):
+        return 0
+    if second.name == "NPU_OP_ELEMENTWISE" and any(ifm.size_bytes < operand.size_bytes for operand in read):
+        return 0  # a broadcast operand
+    if not _share_layout(ofm, ifm):
+        return 0
+    last = list_jobs((ofm.height, ofm.width, ofm.depth), shram.block_size(first), most, from_end=True)
+    start = list_jobs((ifm.height, ifm.width, ifm.depth), _ifm_job(second), most)
+    origin = min(tile.base for tile in ofm.tiles)
+    written = [_locate(ofm, job, origin) for job in reversed(last)]
+    needed = [_locate(ifm, job, origin) for job in start]
+    conflicts = [i + j for i, a in enumerate(needed) for j, b in enumerate(written) if _intersect(a, b)]
+    return min([len(last), len(start), *conflicts]) if conflicts else most
+
+
+def _share_layout(a: FeatureMap, b: FeatureMap) -> bool:
+    axes = 3 if a.bricks else 2
+    same = (a.bricks, a.dtype.itemsize, a.strides[:axes]) == (b.bricks, b.dtype.itemsize, b.strides[:axes])
+    return same and min(a.strides[:axes]) > 0
+
+
+def _locate(fm: FeatureMap, job: Box, origin: int) -> list[Box]:
+    (row, column, channel), (rows, columns, channels) = job
+    boxes = []
+    for tile in fm.tiles:
+        low = max(row, tile.y), max(column, tile.x)
+        high = min(rows, tile.y + tile.height), min(columns, tile.x + tile.width)
+        if low[0] < high[0] and low[1] < high[1]:
+            y, x, c = _position(fm, tile.base - origin)
+            y, x = y - tile.y, x - tile.x
+            boxes.append(((y + low[0], x + low[1], c + channel), (y + high[0], x + high[1], c + channels)))
+    return boxes
+
+
+def _position(fm: FeatureMap, offset: int) -> Size:
+    step_y, step_x, step_c = fm.strides
+    rows, rest = divmod(offset, step_y)
+    bricks, rest = divmod(rest, step_c) if fm.bricks else (0, rest)
+    columns, rest = divmod(rest, step_x)
+    return rows, columns, 16 * bricks + rest // fm.dtype.itemsize
+
+
+def _ifm_job(facts: Facts) -> Size:
+    height, width, depth = shram.block_size(facts)
+    window = getattr(facts.prepared.form, "window", None) if facts.prepared else None
+    if isinstance(window, Window):
+        height = (height - 1) * window.stride[0] + window.extent[0]
+        width = (width - 1) * window.stride[1] + window.extent[1]
+    if facts.name == "NPU_OP_CONV" or facts.mode == "REDUCE_SUM":
+        rules = blocks_u85 if facts.npu.family == U85 else shram
+        depth = rules.ifm_block_depth(facts)
+    return height, width, depth
+
+
+def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
+    """Return the first or last jobs of a box by row, column, channel."""
+    rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
+    count = rows * columns * slices
+    numbers = range(max(0, count - most), count) if from_end else range(min(count, most))
+    jobs = []
+    for number in numbers:
+        low = (
+            number // (slices * columns) * job[0],
+            number // slices % columns * job[1],
+            number % slices * job[2],
+        )
+        high = (min(low[0] + job[0], size[0]), min(low[1] + job[1], size[1]), min(low[2] + job[2], size[2]))
+        jobs.append((low, high))
+    return jobs
+
+
+def _intersect(first: list[Box], second: list[Box]) -> bool:
+    return any(all(max(a[0][axis], b[0][axis]) < min(a[1][axis], b[1][axis]) for axis in range(3)) for a in first for b in second)

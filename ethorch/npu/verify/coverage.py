@@ -1,0 +1,40 @@
+"""Bytes that accesses cover."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ethorch.npu.arrays import Array
+from ethorch.npu.feature_map import BRICK, FeatureMap
+from ethorch.npu.memory import Access, Span
+from ethorch.support.errors import MachineFault
+
+
+def view_bytes(access: Access, memory: Array) -> list[Array]:
+    """Return contiguous views of the accessed elements of ``memory``, one per byte."""
+    if isinstance(access, Span):
+        return [memory[access.base : access.base + access.size_bytes]]
+    step = memory.itemsize
+    size, (sy, sx, sc) = access.dtype.itemsize, access.strides
+    views: list[Array] = []
+    for tile in access.tiles:
+        parts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [
+            (tile.base, (tile.height, tile.width, access.depth * size), (sy, sx, 1))
+        ]
+        if access.bricks:
+            full, rest = divmod(access.depth, BRICK)
+            parts = [(tile.base, (tile.height, full, tile.width, BRICK * size), (sy, sc, sx, 1))] if full else []
+            if rest:
+                parts.append((tile.base + full * sc, (tile.height, tile.width, rest * size), (sy, sx, 1)))
+        for base, shape, strides in parts:
+            try:
+                view: Array = np.ndarray(shape, memory.dtype, memory, base * step, tuple(step * stride for stride in strides))
+            except ValueError as error:
+                raise MachineFault(f"a feature map of shape {shape} at {base:#x} exceeds its region.") from error
+            views.append(view)
+    return views
+
+
+def is_stored(access: Access) -> bool:
+    """Return False for chain buffers."""
+    return not isinstance(access, FeatureMap) or access.in_memory

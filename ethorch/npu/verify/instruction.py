@@ -1,0 +1,164 @@
+"""Operations with their waits."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from ethorch.npu import registers, stream
+from ethorch.npu.feature_map import BRICK
+from ethorch.npu.ir.stream import STOP, WAITS, Op, decode_register, rows_by_name, used_registers
+from ethorch.npu.memory import INTERNAL
+from ethorch.npu.output import Activation
+from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.registers import Npu
+from ethorch.npu.runs import Run, iterate_reads, iterate_writes
+from ethorch.npu.stream import RELEVANT
+from ethorch.npu.verify.rejection import Rejection
+from ethorch.support.errors import MachineFault
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait until at most ``count`` later transfers (``is_dma``) or kernels are running."""
+
+    is_dma: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Registers and accesses, which equal operations share."""
+
+    name: str
+    title: str
+    npu: Npu
+    parameter: int
+    values: Mapping[str, int]
+    prepared: Prepared | None
+    fault: str = ""  # message of the simulator if the registers are invalid
+    reads: tuple[Run, ...] = ()
+    writes: tuple[Run, ...] = ()
+
+    @property
+    def is_dma(self) -> bool:
+        return self.name == "NPU_OP_DMA_START"
+
+    @property
+    def mode(self) -> str:
+        """Mode of the operation, e.g. ``AVERAGE``, or empty."""
+        names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
+        return names[self.parameter] if names else ""
+
+    @cached_property
+    def activation(self) -> Activation | None:
+        stage = getattr(self.prepared.form, "stage", None) if self.prepared else None
+        return getattr(stage, "activation", None)
+
+    @cached_property
+    def table(self) -> Run | None:
+        activation = self.activation
+        if activation is None or activation.table is None or activation.built_in is not None:
+            return None
+        address = activation.address
+        return Run("ACTIVATION", INTERNAL, address, address, address + activation.table.size_bytes)
+
+
+@dataclass
+class Instruction:
+    op: Op
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass
+class Listing:
+    """The instructions of a stream up to its stop."""
+
+    npu: Npu
+    instructions: list[Instruction]
+
+    def facts(self) -> list[Facts]:
+        return [describe(instruction.op) for instruction in self.instructions]
+
+
+def decode_instructions(payload: bytes) -> Listing:
+    """Decode a driver payload, including waits.
+
+    Raises:
+        MachineFault: The payload is malformed, has branches or interrupts, or does not end with NPU_OP_STOP.
+    """
+    header = stream.parse_header(payload)
+    family = header.npu.family
+    words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)
+    state: dict[str, int] = {}
+    waits: list[Wait] = []
+    instructions: list[Instruction] = []
+    for command in stream.commands(payload, header):
+        at, name = command.offset // 4, command.row.name
+        raw = words[at] >> 16
+        if not command.is_operation:
+            state[name] = raw << 32 | words[at + 1] if command.row.cmd1 else raw
+        elif name in WAITS:
+            waits.append(Wait(name == WAITS[0], raw))
+        elif name == STOP:
+            return Listing(header.npu, instructions)
+        elif name in RELEVANT:
+            used = {key: state.get(key, 0) for key in used_registers(family, name, raw, state.get("ACC_FORMAT", 0))}
+            instructions.append(Instruction(Op(header.npu, name, raw, used, command.offset), tuple(waits)))
+            waits = []
+        else:
+            raise MachineFault(f"{name} at byte {command.offset:#x} cannot be verified. Use a stream without branches.")
+    raise MachineFault("the stream ends without NPU_OP_STOP")
+
+
+def describe(op: Op) -> Facts:
+    return _describe(op.npu.config, op.name, op.parameter, tuple(op.registers.items()))
+
+
+@lru_cache(maxsize=1 << 16)
+def _describe(config: int, name: str, parameter: int, pairs: tuple[tuple[str, int], ...]) -> Facts:
+    npu = registers.NPUS[config]
+    values = dict(registers.reset_state(npu.family))
+    fault = ""
+    for register, raw in pairs:
+        try:
+            values.update(_decode(npu.family, register, raw))
+        except MachineFault as error:
+            fault = fault or f"{register}: {error}"
+    row = rows_by_name(npu.family)[name]
+    title = name
+    prepared: Prepared | None = None
+    try:
+        operation = stream.Operation(npu, 0, 0, name, row.decode(row.code | parameter << 16), values)
+        title = operation.title
+        if not fault:
+            prepared = PREPARE[name, npu.family](operation)
+    except MachineFault as error:
+        fault = fault or str(error)
+    if prepared is None:
+        return Facts(name, title, npu, parameter, values, None, fault)
+    reads = tuple(_trim(run, prepared) for run in iterate_reads(prepared))
+    writes = tuple(_trim(run, prepared) for run in iterate_writes(prepared))
+    facts = Facts(name, title, npu, parameter, values, prepared, "", reads, writes)
+    table = facts.table
+    return facts if table is None else Facts(name, title, npu, parameter, values, prepared, "", (*reads, table), writes)
+
+
+def _trim(run: Run, prepared: Prepared) -> Run:
+    """Exclude the unused lanes of the last brick (npu-reference 3.3)."""
+    for fm in prepared.maps:
+        if fm.bricks and run.register.startswith(f"{fm.name}_BASE"):
+            unused = -fm.depth % BRICK * fm.dtype.itemsize
+            return replace(run, high=run.high - unused)
+    return run
+
+
+@lru_cache(maxsize=1 << 16)
+def _decode(family: str, register: str, raw: int) -> Mapping[str, int]:
+    return decode_register(family, register, raw)
+
+
+def reject(facts: Facts, index: int, rule: str, register: str, content: int | str, allowed: str) -> Rejection:
+    return Rejection(rule, index, facts.title, register, content, allowed)
