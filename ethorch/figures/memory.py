@@ -7,7 +7,8 @@ allocator, and ExecuTorch's structures have 32-bit sizes. Stacks are not counted
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from ethorch.backend.emit.build import Build
 from ethorch.figures.layers import Run, ends_of, runs
@@ -20,7 +21,7 @@ from ethorch.figures.method_pool import (
     lookup_bytes,
     method_pool_bytes,
 )
-from ethorch.figures.stream_layers import stream_tensors
+from ethorch.figures.stream_layers import stream_tensors, works
 from ethorch.figures.subject import REGIONS, Part, Subject, subject
 from ethorch.formats.payload import SCRATCH_REGION
 from ethorch.npu.staging import STAGING_REGION
@@ -34,15 +35,14 @@ def memory(
     spec: EthosUCompileSpec | None = None,
     code: Component | None = None,
 ) -> MemoryReport:
-    """Return the memory of the whole application: components, totals and tensors.
+    """Return the memory of the application: components, totals and tensors.
 
-    The sizes for a build and for its .pte are equal, except for staging memory: a build has the size planned by Vela, whereas for
-    a .pte the bytes accessed by commands are counted, which can be fewer. For a .pte, the NPU tensors are derived from the writes
-    of commands.
+    Staging memory has the size that Vela planned, or for a .pte the size that commands access, which can be smaller. Other sizes do
+    not depend on the source. The NPU tensors of a .pte are derived from the writes of commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
-        code: Application code to include. Default: code is not counted.
+        code: Application code. Default: not counted.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
@@ -181,18 +181,22 @@ def _flash_components(program: Subject) -> list[Component]:
 
 def _npu_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
     places: list[TensorPlace] = []
+    time = 0
     for run in calls:
         part = program.parts[run.call.delegate] if run.call.delegate is not None else None
         if part is None or part.payload is None or not run.layers:
             continue
         first = run.layers[0].index
-        if part.lowered is None or part.schedule is None:
-            places += _stream_tensors(part, run)
+        if part.lowered is None or part.schedule is None or part.lowered.compiled.passes:
+            numbers = _number_works(part, run)
+            places += _stream_tensors(part, run, numbers, time)
+            time += 2 * len(numbers)
             continue
+        planned_tensors = part.schedule.tensors()
         staged = part.staging_bytes > 0
         shapes = {value.name: value.shape for region in part.lowered.graph.regions() for op in region.ops for value in op.results}
         shapes |= {value.name: value.shape for value in part.lowered.graph.inputs}
-        for planned in part.schedule.tensors():
+        for planned in planned_tensors:
             places.append(
                 TensorPlace(
                     planned.name,
@@ -202,8 +206,8 @@ def _npu_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
                     planned.size_bytes,
                     first + planned.first,
                     first + planned.last,
-                    2 * first + planned.begins,
-                    2 * first + planned.ends,
+                    time + planned.begins,
+                    time + planned.ends,
                     planned.dtype,
                     shapes.get(planned.name, ()),
                     planned.layout,
@@ -211,10 +215,11 @@ def _npu_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
                     planned.origin.source,
                 )
             )
+        time += 1 + max((planned.ends for planned in planned_tensors), default=0)
     return places
 
 
-def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
+def _stream_tensors(part: Part, run: Run, numbers: Sequence[int], time: int) -> list[TensorPlace]:
     assert part.payload is not None
     ends = {t.offset: f"input {number}" for number, t in enumerate(part.payload.inputs)}
     first = run.layers[0].index
@@ -222,11 +227,11 @@ def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
     for tensor in stream_tensors(part):
         if tensor.region not in (SCRATCH_REGION, STAGING_REGION):
             continue
-        writer = run.layers[tensor.first]
+        writer = run.layers[numbers[tensor.first]]
         name = writer.name if tensor.dtype else f"weights for {writer.name}"
         if not tensor.first and not tensor.dtype and tensor.region == SCRATCH_REGION and tensor.start in ends:
             name = f"delegate {part.number} {ends[tensor.start]}"
-        begin, end = first + tensor.first, first + tensor.last
+        begin, end = first + numbers[tensor.first], first + numbers[tensor.last]
         places.append(
             TensorPlace(
                 name,
@@ -236,8 +241,8 @@ def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
                 tensor.end - tensor.start,
                 begin,
                 end,
-                2 * begin,
-                2 * end + 1,
+                time + 2 * tensor.first,
+                time + 2 * tensor.last + 1,
                 tensor.dtype,
                 (),
                 tensor.layout,
@@ -246,6 +251,15 @@ def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
             )
         )
     return places
+
+
+def _number_works(part: Part, run: Run) -> list[int]:
+    """Return the layer of the call to which each group of commands belongs."""
+    if part.schedule is None:
+        return list(range(len(run.layers)))
+    ends = sorted((end, number) for number, row in enumerate(part.schedule.rows) for end in row.command_offsets)
+    positions = (bisect_left(ends, (work.offsets[-1], -1)) for work in works(part))
+    return [ends[min(position, len(ends) - 1)][1] for position in positions]
 
 
 def _arena_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:

@@ -26,8 +26,7 @@ class Component:
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``.
         ram_bytes, flash_bytes: Bytes in RAM and in flash.
-        memory: ``Sram`` or ``Dram`` if the memory mode determines the memory, and ``Ram`` or ``Flash`` otherwise.
-        note: Description of the contents.
+        memory: ``Sram`` or ``Dram`` if determined by the memory mode, and ``Ram`` or ``Flash`` otherwise.
     """
 
     name: str
@@ -42,12 +41,12 @@ class TensorPlace:
     """The address and lifetime of a tensor in a region that several tensors share.
 
     Attributes:
-        name: TOSA tensor name on the NPU, or the name of an input, output, buffer or value in ExecuTorch's memory plan.
-        region: ``scratch`` or ``staging`` on the NPU, or ``arena_1``, ``arena_2``, ... in ExecuTorch's memory plan.
-        delegate: Number of the tensor's delegate, or None in ExecuTorch's memory plan.
+        name: TOSA tensor on the NPU, or an input, output, buffer or value in ExecuTorch's memory plan.
+        region: ``scratch`` or ``staging`` on the NPU, or e.g. ``arena_1`` in ExecuTorch's memory plan.
+        delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
-        first, last: Indices of the first and the last layer during which the tensor is alive.
-        begins, ends: Lifetime in half layers, because a weight buffer can be allocated for half a layer.
+        first, last: First and last layer during which the tensor is alive.
+        begins, ends: Lifetime in steps of the region, of which a layer has at least two.
         dtype, shape, layout: Type of the tensor, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """
@@ -85,9 +84,9 @@ class MemoryReport:
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
         constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights
             that are copied to SRAM or DRAM.
-        method_pool_bytes, method_pool_bytes_host: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
-        temporary_bytes, temporary_bytes_host: Size of ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host, which is
-            the maximum of scratch region, kernel memory and kernel lookup.
+        method_pool_bytes, method_pool_bytes_host: ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
+        temporary_bytes, temporary_bytes_host: ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host: the maximum of
+            scratch region, kernel memory and kernel lookup.
     """
 
     components: tuple[Component, ...]
@@ -119,7 +118,7 @@ class MemoryReport:
 
     @property
     def memories(self) -> dict[str, int]:
-        """The RAM bytes in each memory: ``Sram`` or ``Dram`` if the memory mode determines the memory, ``Ram`` otherwise."""
+        """The RAM bytes in each memory. See ``Component.memory``."""
         totals: dict[str, int] = {}
         for component in self.components:
             if component.ram_bytes:
@@ -127,7 +126,7 @@ class MemoryReport:
         return totals
 
     def component(self, name: str) -> Component:
-        """Return the component with the given name.
+        """Return the named component.
 
         Raises:
             EthorchError: The component does not exist.
@@ -279,6 +278,5 @@ def _select_alive(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlac
 
 
 def _find_peak_bytes(alive: Sequence[TensorPlace], layer: int) -> int:
-    """Return the maximum live bytes during a layer, over the times at which its live tensors are allocated."""
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
     return max(occupied_bytes(_select_alive(alive, time)) for time in times)

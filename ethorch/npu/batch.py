@@ -45,10 +45,10 @@ def run_many(
     A machine keeps its memory between images, like a board. Results must not depend on the previous contents of scratch.
 
     Args:
-        inputs: Pairs of a place and the images of one input. The first axis of the array is the image.
-        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
-        threads: Number of threads. Default: number of available CPUs.
-        machine: Function that returns a machine, called once per thread.
+        inputs: The place and the images of each input. Axis 0 is the image index.
+        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
+        threads: Number of threads. Default: the number of available CPUs.
+        machine: Function that creates a machine, called once per thread.
 
     Returns:
         uint8[images, nbytes] for each output.

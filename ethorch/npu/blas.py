@@ -1,7 +1,7 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-The simulator multiplies matrices with few rows, for which threads save little time. On a busy computer, the waiting threads of
-OpenBLAS make a run several times slower.
+The simulator's matrices have few rows, so threads save little time. On a busy computer, OpenBLAS's waiting threads make a run
+several times slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread in the whole process. The setting is restored when the last thread leaves the context."""
+    """Limit BLAS to one thread in the whole process until the last thread leaves the context."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

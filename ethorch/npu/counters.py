@@ -14,10 +14,10 @@ from ethorch.npu.stream import Operation
 
 @dataclass(kw_only=True)
 class Work:
-    """The work of operations, summed over runs. Byte counts are keyed by region; region -1 is internal memory.
+    """Work summed over runs. Byte counts are keyed by region; region -1 is internal memory.
 
     Attributes:
-        blocks: OFM blocks of size OFM_BLK_*.
+        blocks: Number of OFM blocks of size OFM_BLK_*.
         weight_bytes: Bytes of encoded weights. ``read_bytes`` includes weights and scales.
         seconds: Simulation time.
     """
@@ -80,8 +80,8 @@ AXI0_READ_BEATS, AXI0_WRITE_BEATS = 130, 135
 AXI1_READ_BEATS, AXI1_WRITE_BEATS = 386, 391
 
 BEAT_BYTES = {U55: 8, U65: 16, U85: 16}  # width of an AXI port
-# AXI port of each region with the default REGIONCFG of Arm's driver (npu-reference 9.2). Other regions use AXI0. On U65 the
-# arena is external memory, too.
+# AXI port of each region with the default REGIONCFG of Arm's driver (npu-reference 9.2). Other regions use AXI0. On U65,
+# the arena is also in external memory.
 PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 
 

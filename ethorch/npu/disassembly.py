@@ -27,7 +27,7 @@ class Line:
     Attributes:
         tensors: Description of each tensor, keyed by OFM, IFM, WEIGHT, ...
         details: Description of kernel, scale, activation, ..., keyed by subject.
-        registers: Raw values of the registers that the operation uses.
+        registers: Raw values of the used registers.
         fault: Reason why the operation cannot run.
     """
 
@@ -77,7 +77,7 @@ def text(program: Program, sources: Sources | None = None) -> str:
     before: Source | None = None
     for line in lines(program, sources):
         if line.source is not None and line.source is not before:
-            out += ["", f"; {line.source}, {line.source.op_cycles} cycles by Vela's estimate"]
+            out += ["", f"; {line.source}, {line.source.op_cycles} cycles estimated by Vela"]
         before = line.source or before
         out += _text(line)
     return "\n".join(out) + "\n"

@@ -95,7 +95,7 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all elements in bytes."""
+        """Size of all elements in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property

@@ -87,10 +87,7 @@ class Streams:
         return (*self.weight_spans, *self.scale_spans)
 
     def get(self, m: Memory) -> Filter | Scales:
-        """Return the decoded streams.
-
-        Streams outside the constant region are decoded again if a hash of their bytes has changed.
-        """
+        """Return the decoded streams. Outside the constant region, changed bytes are decoded again."""
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
@@ -101,11 +98,7 @@ class Streams:
         return cached[1]
 
     def key(self, read: Callable[[Span], Bytes]) -> Hashable:
-        """Return a key that identifies the decoded contents.
-
-        Args:
-            read: Function that returns the bytes of a span.
-        """
+        """Return a key that identifies the decoded contents."""
         return self._key(self._digest(read))
 
     def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
@@ -133,7 +126,7 @@ class Streams:
         parts = _parts(sums, most, step, rows.shape[1])
         largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
-            raise MachineFault("convolution sums may exceed 2**53, which no legal program reaches")
+            raise MachineFault("convolution sums may reach 2**53; sums of a legal program are smaller")
         largest += np.abs(bias) + np.abs(offset)
         matrix = np.ascontiguousarray(rows.T)
         dtype = np.float32 if parts else np.float64
@@ -142,7 +135,7 @@ class Streams:
     def _scales(self, read: Callable[[Span], Bytes]) -> tuple[Ints, Scaling]:
         depth = self.depth
         if not self.scale_spans:
-            raise MachineFault("the operation requires per-channel scales, but SCALE_LENGTH is 0")
+            raise MachineFault("the operation requires per-channel scales; expected a SCALE_LENGTH greater than 0, got 0")
         streams = [decode.decode_scales(read(s).tobytes(), self.layout) for s in self.scale_spans]
         columns = []
         for values in zip(*streams, strict=True):
@@ -171,7 +164,7 @@ class Streams:
         for s in range(len(streams)):
             self._place(flat, streams.pop(0).astype(flat.dtype, copy=False), replace(order, stream=s))
         if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
-            raise MachineFault(f"weights {flat.min()}..{flat.max()} do not fit into 9 bits")
+            raise MachineFault(f"expected weights of 9 bits ({LEAST_WEIGHT}..{MOST_WEIGHT}), got {flat.min()}..{flat.max()}")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:

@@ -78,7 +78,7 @@ class Product:
 
 @dataclass(eq=False)
 class Pool:
-    """A pool.
+    """A pooling operation.
 
     Attributes:
         kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.

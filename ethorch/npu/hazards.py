@@ -1,8 +1,8 @@
 """The optional checks ``overlap`` and ``uninitialized``.
 
 ``overlap`` finds operations that can overwrite their inputs before reading them. The simulator reads all inputs first, but the
-hardware works in blocks and reads ahead. An OFM can safely overlap an input only if the operation is elementwise and the layouts
-are equal. Vela emits such overlaps to save memory (feature ReuseIFM).
+hardware works in blocks and reads ahead. Overlaps are safe only in elementwise operations with equal layouts. Vela emits these
+to save memory (feature ReuseIFM).
 
 ``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
 """
@@ -30,7 +30,9 @@ def check_overlap(m: Memory, step: Step) -> None:
             else:
                 clash = m.overlap(read, ofm) and not _in_place(step, read, ofm) and _maps_clash(m, read, ofm)
             if clash:
-                raise MachineFault(f"{ofm.name} overlaps {read.name}, which is still being read while it is written")
+                raise MachineFault(
+                    f"{ofm.name} overlaps {read.name}, so that the operation could overwrite input bytes before reading them"
+                )
 
 
 def _spans_clash(a: Span, b: Span) -> bool:

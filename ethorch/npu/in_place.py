@@ -1,6 +1,6 @@
 """Rewrite command streams to access inputs and outputs at other addresses, which avoids copying them.
 
-Vela uses the scratch bytes of an input for other tensors after the last read, and those of an output before the first write.
+Vela reuses the scratch bytes of an input after its last read, and those of an output before its first write.
 Only accesses to the input or output itself are redirected. To find these accesses, each byte is tracked through the stream,
 forward for inputs and backward for outputs.
 """
@@ -65,15 +65,14 @@ class _Step:
 
 
 class Inputs:
-    """The accesses of a command stream to inputs and outputs.
+    """A command stream's accesses to inputs and outputs.
 
     Args:
-        windows, outputs: Scratch bytes of inputs and outputs.
-        program: Program of the commands, if already constructed.
+        windows, outputs: Scratch bytes of each input and output.
 
     Attributes:
         readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights
-            or together with overwritten bytes of the input, or if the stream has branches or is not COP1.
+            or together with its overwritten bytes, or if the stream has branches or is not COP1.
         writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:
@@ -132,8 +131,7 @@ class Inputs:
         Args:
             places: Region and address of each moved input, keyed by input index. The region must be odd, and the address change a
                 multiple of IN_PLACE_ALIGNMENT.
-            outputs: Region and address of each moved output, keyed by output index. An output that overlaps an input must follow it
-                (see :meth:`follows`).
+            outputs: The same for outputs. An output that overlaps an input must follow it (see :meth:`follows`).
 
         Returns:
             The payload, and its program without constants.
@@ -151,7 +149,7 @@ class Inputs:
             for number, (region, address) in requests.items():
                 delta = address - windows[number].start
                 if not possible[number] or delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
-                    raise MachineFault(f"{side} {number} cannot be at byte {address} of region {region}")
+                    raise MachineFault(f"{side} {number} cannot be moved to byte {address} of region {region}")
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:
                         register = _region_register(run)
@@ -172,7 +170,7 @@ class Inputs:
             for at, step in enumerate(self._steps)
         ]
         if after != expected:
-            raise MachineFault("the stream accesses inputs or outputs by addresses that are not stored in registers")
+            raise MachineFault("inputs or outputs cannot be moved, because not all of their addresses are stored in registers")
         return result, program
 
 
@@ -284,7 +282,7 @@ def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
 
 def _bytes(marks: Bytes, run: Run) -> Bytes:
     if run.low < 0 or run.high > marks.size:
-        raise MachineFault(f"{run.register} reaches bytes {run.low:#x}..{run.high:#x} of a scratch region of {marks.size:#x} bytes")
+        raise MachineFault(f"{run.register}: bytes {run.low:#x}..{run.high:#x} exceed the scratch region of {marks.size:#x} bytes")
     return marks[run.low : run.high]
 
 

@@ -25,8 +25,8 @@ from ethorch.support.errors import MachineFault
 # layers up to ten thousand. MOST_WORK corresponds to 32 MiB and about ten minutes.
 WORK_PER_BYTE = 1 << 16
 LEAST_WORK, MOST_WORK = 1 << 35, 1 << 41
-PREPARE_WORK = 1 << 18  # per operation under new registers in a stream with branches, because prepared operations are cached
-ARRAY_PER_BYTE = 16  # largest array of an operation, in elements per byte of memory; padding can make it exceed 1
+PREPARE_WORK = 1 << 18  # to prepare an operation in a stream with branches; counted once for equal registers
+ARRAY_PER_BYTE = 16  # limit for an operation's arrays, in elements per byte of memory; padding can require more than 1
 LEAST_ARRAY, MOST_ARRAY = 1 << 22, 1 << 27
 
 CHECKS = {"overlap", "uninitialized"}
@@ -49,16 +49,16 @@ class Machine:
     at a time. Several Machines can share a Program.
 
     Args:
-        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates no memory (npu-reference 1.1).
-        regions: Memory of the caller (uint8), keyed by region number and used without a copy.
+        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates nothing (npu-reference 1.1).
+        regions: Memory of the caller (uint8), keyed by region number and not copied.
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
         checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
             hardware could write over an IFM before reading it.
         budget: Limit of work units per run. Default: proportional to memory. A stream without branches is rejected before it runs;
             a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
-        compiled: Whether to run supported operations in compiled code, with identical results. NumPy is always used for traces,
-            checks and streams with branches, and if no compiler is installed.
+        compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
+            branches always use NumPy.
 
     Raises:
         MachineFault: A check is unknown, or a region is too large or not an array of bytes.
@@ -77,7 +77,7 @@ class Machine:
         compiled: bool = True,
     ):
         if unknown := set(checks) - CHECKS:
-            raise MachineFault(f"unknown checks {sorted(unknown)}; known: {', '.join(sorted(CHECKS))}")
+            raise MachineFault(f"unknown checks {sorted(unknown)}; expected {', '.join(sorted(CHECKS))}")
         sizes = {SCRATCH: scratch_bytes, SCRATCH_FAST: scratch_fast_bytes}
         self.program = program
         self.sources = sources
@@ -171,7 +171,7 @@ class Machine:
             for step in self.program.steps():
                 self._admit(step)
         except MachineFault:
-            return False  # raised when the run reaches that step
+            return False  # the run raises the fault when it reaches the step
         return True
 
     def _run_branches(self) -> None:
@@ -235,7 +235,7 @@ class Machine:
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
             raise MachineFault(
-                f"the operation uses arrays of {largest} elements, but its memory size allows at most {self.largest_array}"
+                f"the operation requires an array of {largest} elements; expected at most {self.largest_array} for this memory size"
             )
         for fm in prepared.writes:
             if isinstance(fm, FeatureMap) and fm.in_memory and not self.region(fm.region).flags.writeable:
@@ -280,7 +280,7 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Return names and seconds of the last run, per operator if ``sources`` are known, else per command."""
+        """Return ``counters.timeline`` of the last run."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:

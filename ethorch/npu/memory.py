@@ -37,8 +37,8 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
     Args:
         constants: Region 0.
-        sizes: Sizes of regions to allocate. Size 0 allocates none (npu-reference 1.1).
-        buffers: Memory of the caller, used in place of allocated memory.
+        sizes: Sizes of regions to allocate. 0 allocates nothing (npu-reference 1.1).
+        buffers: Regions provided by the caller.
 
     Raises:
         MachineFault: A size exceeds MOST_REGION_BYTES, or a buffer is not a contiguous uint8 array.
@@ -46,7 +46,9 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
     regions = {0: constants}
     for number, size in sizes.items():
         if size > MOST_REGION_BYTES:
-            raise MachineFault(f"region {number} of {size} bytes exceeds {MOST_REGION_BYTES}. Pass its memory as regions=.")
+            raise MachineFault(
+                f"region {number} of {size} bytes exceeds {MOST_REGION_BYTES} bytes. Pass an array for the region in regions=."
+            )
         if size:
             regions[number] = np.zeros(size, np.uint8)
     for number, array in buffers.items():
@@ -174,7 +176,7 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True if the region contains the constants of the program, so that values decoded from it remain valid."""
+        """Return True if the region contains the program's constants, so that decoded values remain valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:

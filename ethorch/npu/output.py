@@ -119,7 +119,7 @@ def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
         return Activation(None, TABLES_U85[f"LUT_{function}"], built_in=tanh_table(function == "SIGMOID"))
     key = (looked_up.lstrip("|"), ofm.str.lstrip("|"))
     if key not in TABLES_5X:
-        raise MachineFault(f"ACTIVATION.function {function} has no table from {key[0]} to {key[1]}")
+        raise MachineFault(f"ACTIVATION.function {function} does not support a table with {key[0]} inputs and {key[1]} outputs")
     address = op.npu.lut_base + 256 * (op["ACTIVATION.function"] - 16)
     return Activation(limits, TABLES_5X[key], address)
 
@@ -148,7 +148,9 @@ def activation(op: Operation, ofm: Dtype) -> Activation:
     """Return the activation of an operation. Raise MachineFault if the clamp is empty."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
-        raise MachineFault(f"ACTIVATION_MIN, MAX and the clip range leave the empty range {result.clamp[0]}..{result.clamp[1]}")
+        raise MachineFault(
+            f"ACTIVATION_MIN, ACTIVATION_MAX and the clip range permit no value ({result.clamp[0]}..{result.clamp[1]} is empty)"
+        )
     return result
 
 
@@ -181,7 +183,7 @@ class OutputStage:
         self.input = op.state.get("ACC_FORMAT.input", ACC_RESET)
         self.keeps = bool(op.state.get("ACC_FORMAT.output", 0))
         if self.ofm.storage == STORAGE_NONE and not self.keeps:
-            raise MachineFault("OFM_PRECISION.storage NONE requires the accumulator to be kept")
+            raise MachineFault("OFM_PRECISION.storage NONE requires an ACC_FORMAT.output that keeps the accumulators")
         self.ifm2 = feature_map(op, "IFM2", self.shape) if self.input == ACC_IFM2 else None
         self.activation = activation(op, self.ofm.dtype)
         self.whole = self.transpose != (0, 1, 2) or self.reverse >= 0 or self.ofm.storage == STORAGE_CHAINED
@@ -203,7 +205,7 @@ class OutputStage:
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add the kept accumulators or IFM2 to int64 accumulators, then keep or output the result (npu-reference 8.1)."""
+        """Add the kept accumulators or IFM2, then keep or output the result (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:

@@ -24,12 +24,12 @@ class Prepared:
     """A prepared operation.
 
     Attributes:
-        run: Function that executes the operation, with precomputed values that do not depend on memory.
+        run: Function that executes the operation.
         reads, writes: Accessed feature maps and spans, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Size of the largest array that a run allocates.
-        swept: Total number of elements processed by the loops of a run, over all iterations.
-        turns: Total number of iterations of these loops.
+        swept: Number of elements processed by all loop iterations of a run.
+        turns: Number of these iterations.
         computes: False for commands that only move bytes or order execution.
         scattered: Source and target region of a DMA with several byte ranges, or None.
         form: The operation as data (see ``forms``), or None.

@@ -33,7 +33,7 @@ def _read_only(constants: bytes | Array) -> Bytes:
 class Program:
     """A driver payload (COP1 or COP2) and the bytes of region 0.
 
-    Immutable and thread-safe. Caches decoded weights, prepared operations and plans.
+    Immutable and thread-safe. Decoded weights, prepared operations and plans are cached.
 
     Raises:
         MachineFault: The payload is malformed, or its NPU does not support a command.
@@ -89,7 +89,7 @@ class Program:
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:
-        """Prepare one operation with the given registers. Use this for streams with branches."""
+        """Prepare one operation of a stream with branches, with the given registers."""
         key = command.index, tuple(state.values())
         return self._step.get(key, lambda: self._prepare(stream.operation(self.config, command, dict(state))))
 

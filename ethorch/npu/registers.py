@@ -1,6 +1,6 @@
 """Tables of commands, registers and NPU configurations.
 
-Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A row decodes minus-one
+Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A row handles minus-one
 encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or by
 ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 

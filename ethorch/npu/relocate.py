@@ -44,7 +44,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Commands that Vela omitted are inserted if a register no longer contains the required address.
+    Commands that Vela omitted are inserted if a register would contain another address.
 
     Args:
         moves: New address of each range returned by :func:`constants_of`.
@@ -70,7 +70,7 @@ def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     result = with_commands(payload, words)
     after = _operations(*_commands(result))
     if [op.reads for op in after] != [[move_run(run) for run in op.reads] for op in operations]:
-        raise MachineFault("the stream reads constants by addresses that are not stored in registers")
+        raise MachineFault("constants cannot be moved, because not all of their addresses are stored in registers")
     return Relocated(result, tuple(inserted))
 
 
@@ -124,7 +124,7 @@ def _commands(payload: bytes) -> tuple[stream.Header, list[stream.Command]]:
     header = stream.parse_header(payload)
     commands = stream.commands(payload, header)
     if any(command.row.name == "NPU_OP_BRANCH" for command in commands):
-        raise MachineFault("the stream branches, so the addresses that an operation reads depend on data")
+        raise MachineFault("constants cannot be moved, because the stream contains branches, so that addresses can depend on data")
     return header, commands
 
 

@@ -40,7 +40,7 @@ class Source:
 
     Attributes:
         name: Output tensor.
-        operator: Vela's name: Conv2D, Add, MemoryCopy.
+        operator: Vela's name, e.g. Conv2D or MemoryCopy.
         op_cycles, npu_cycles: Vela's estimates, with and without memory stalls, respectively.
         macs: Multiplications according to Vela.
         origin: Operator, module and source line, or an empty string if unknown.
@@ -67,7 +67,7 @@ class Sources:
 
     @classmethod
     def from_schedule(cls, rows: Iterable[Scheduled], origins: Mapping[str, str] | None = None) -> Sources:
-        """Convert the result of ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
+        """Convert the result of ``vela.CompiledModel.rows()``. ``origins`` is keyed by TOSA tensor."""
         ends = []
         for row in rows:
             origin = (origins or {}).get(row.name, "")

@@ -57,7 +57,7 @@ def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int
     for tensor in ("IFM", "IFM2", "OFM"):
         if region not in (None, state[f"{tensor}_REGION"]):
             continue
-        # Rows and columns of the first tile bound those of the others; an 8-byte element is the largest.
+        # No tile exceeds this height and width, and no element exceeds 8 bytes.
         depth = state["OFM_DEPTH"] if tensor == "OFM" else max(state["IFM_DEPTH"], state["OFM_DEPTH"])
         rows = max(state[f"{tensor}_HEIGHT0"], state[f"{tensor}_HEIGHT1"])
         extent = (

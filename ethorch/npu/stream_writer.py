@@ -32,7 +32,7 @@ def write_register(npu: Npu, name: str, value: int) -> list[int]:
     """Return the words that write a register: CMD0 with 16 bits, or CMD1 with 40 bits (npu-reference 2.1).
 
     Args:
-        name: Register with one field, e.g. ``IFM_REGION`` or ``WEIGHT_BASE``.
+        name: A register with one field, e.g. ``IFM_REGION``.
     """
     row = _row(npu.family, name)
     if not row.cmd1:

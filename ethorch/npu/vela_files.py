@@ -1,8 +1,8 @@
 """Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
-A .tflite contains custom operators "ethos-u" with these inputs: command stream, constants (region 0), arena (region 1), staging
-memory (region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count,
-and for each tensor the arena offset or -1.
+The inputs of an "ethos-u" operator in a .tflite are the command stream, constants (region 0), arena (region 1), staging memory
+(region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and for
+each tensor the arena offset or -1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VelaFile:
     """The contents of a file written by Vela.
 
     Attributes:
-        programs: Programs that run in order on the same arena.
+        programs: Programs to run in order on one arena.
         region_bytes: Sizes of the regions to allocate, by number.
     """
 
@@ -85,7 +85,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
 
     Args:
         inputs: Arrays in the order of the file.
-        options: Arguments of the Machine, e.g. ``trace`` or ``checks``.
+        options: Passed to the Machine, e.g. ``trace`` or ``checks``.
 
     Raises:
         FormatError: The file is not supported, or the inputs do not match it.
@@ -197,7 +197,7 @@ class _Model:
         if kind not in _TYPES:
             raise FormatError(f"tensor {name} has TFLite type {kind}; expected one of {sorted(_TYPES)}.")
         if number >= len(self.offsets) or self.offsets[number] < 0:
-            raise FormatError(f"tensor {name} is not stored in the arena. Compile a model with all operators on the NPU.")
+            raise FormatError(f"tensor {name} is not stored in the arena. Compile a model in which all operators run on the NPU.")
         return Tensor(name, self.shape(number), np.dtype(_TYPES[kind]), SCRATCH, self.offsets[number] - base)
 
 
@@ -209,7 +209,7 @@ def _read_tflite(data: bytes) -> VelaFile:
         index = operator.number(0, "<I")
         name = model.operator_names[index] if index < len(model.operator_names) else str(index)
         if name != _OPERATOR:
-            raise FormatError(f"operator {name} is not on the NPU. Use a file with all operators on the NPU.")
+            raise FormatError(f"operator {name} is not on the NPU. Use a file in which all operators run on the NPU.")
         operands = operator.numbers(1, "i", "operands")
         if len(operands) <= _FAST:
             raise FormatError(f"operator {name}: expected at least {_FAST + 1} operands, got {len(operands)}.")
@@ -222,7 +222,7 @@ def _read_tflite(data: bytes) -> VelaFile:
         if fast != arena:
             sizes[SCRATCH_FAST] = max(sizes.get(SCRATCH_FAST, 0), math.prod(model.shape(fast)))
     if not programs:
-        raise FormatError("the .tflite file does not contain an operator of Vela.")
+        raise FormatError("the .tflite file does not contain an Ethos-U operator. Compile the file with Vela first.")
     inputs, outputs = (
         tuple(model.place(number, base) for number in model.graph.numbers(field, "i", what))
         for field, what in ((1, "graph inputs"), (2, "graph outputs"))

@@ -111,7 +111,9 @@ def window(op: Operation) -> Window:
     padded = (out[0] - 1) * stride[0] + extent[0], (out[1] - 1) * stride[1] + extent[1]
     size = padded[0] - before[0] - after[0], padded[1] - before[1] - after[1]
     if min(size) < 1:
-        raise MachineFault(f"kernel {extent}, stride {stride} and padding {before}, {after} leave an IFM of {size}")
+        raise MachineFault(
+            f"kernel {extent}, stride {stride} and padding {before}, {after} imply an IFM of size {size}; expected at least (1, 1)"
+        )
     factor = 1 if op["IFM_UPSCALE"] == UPSCALE_NONE else 2
     ifm = feature_map(op, "IFM", (ceil_div(size[0], factor), ceil_div(size[1], factor), op["IFM_DEPTH"]))
     return Window(ifm, out, kernel, extent, stride, dilation, before, padded, size, op["IFM_UPSCALE"])

@@ -18,7 +18,7 @@ from ethorch.support.errors import QuantizationError
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
 _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
-_NEAR = 16  # 1/16 of the range remains on each side of a threshold, so that the scale is finer than that of the compared sum
+_NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
 #: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
@@ -34,18 +34,18 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range takes precedence and gains
-            up to 6 dB, e.g. for attention over hundreds of tokens.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. If the observed range is smaller, it is used
+            instead, which gains up to 6 dB, e.g. for attention over hundreds of tokens.
 
     Attributes:
         name: FX node of the value, for messages.
-        domain: Domain of the operator that reads the value, e.g. -1..1 for asin. The domain limits the range.
+        domain: Domain of the operator that reads the value, e.g. -1..1 for asin, which limits the range.
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
+        center: Zero point to use if the step grows at most by a factor, and this factor, or None.
         sums: Observers of sums that read this input. Used if ``may_mask``.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether to record statistics of a program input.
-        statistics: Statistics of each tensor.
         seen: Observations. They are not buffers, because assigning to a module's attribute is slow.
     """
 
@@ -84,6 +84,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.fixed_range = fixed_range
         self.domain = fixed_range or (-math.inf, math.inf)
         self.masked = self.may_mask = False
+        self.center: tuple[int, float] | None = None
         self.thresholds: list[float] = []
         self._sums: list[ActivationObserver] = []
         self.is_input = False
@@ -162,7 +163,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add values to the histogram. If necessary, first double the width of the bins until all values fit."""
+        """Add values to the histogram. First double the width of the bins until all values fit."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -190,7 +191,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if self._qparams is None:
             if self.fixed_range and self.fills(self.fixed_range):
                 scale, zero = compute_range_qparams(self.fixed_range, self.dtype, self.quant_min, self.quant_max)
-                self._qparams = torch.tensor([scale]), torch.tensor([zero])
+                self._qparams = self._calculate_centered(*self.fixed_range) or (torch.tensor([scale]), torch.tensor([zero]))
                 return self._qparams
             if not self.seen.inputs:
                 raise QuantizationError(
@@ -206,10 +207,18 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             if self.thresholds:
                 low, high = narrow_to_thresholds(low, high, self.thresholds)
             low, high = max(low, least), min(high, most)
-            self._qparams = self._calculate_qparams(
-                torch.tensor(min(low, high)), torch.tensor(high)
-            )  # min(), because the softmax of one element is always 1
+            low = min(low, high)  # because the softmax of one element is always 1
+            self._qparams = self._calculate_centered(low, high) or self._calculate_qparams(torch.tensor(low), torch.tensor(high))
         return self._qparams
+
+    def _calculate_centered(self, low: float, high: float) -> tuple[Tensor, Tensor] | None:
+        """Return (scale, zero point) with the zero point of ``center``, or None if the step would grow too much."""
+        if self.center is None or self.qscheme != torch.per_tensor_affine or not low < high:
+            return None
+        zero, most = self.center
+        scale = max(max(-low, 0.0) / (zero - self.quant_min), max(high, 0.0) / (self.quant_max - zero), float(self.eps))
+        step = (max(high, 0.0) - min(low, 0.0)) / (self.quant_max - self.quant_min)
+        return (torch.tensor([scale]), torch.tensor([zero])) if scale <= most * step else None
 
     def _lowest_with_mask(self) -> float:
         room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
@@ -217,7 +226,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range is empty or covers ``limits``. A symmetric range only has to cover the larger limit."""
+        """Return True if the observed range is empty or covers ``limits`` (only the larger limit if the range is symmetric)."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
 from ethorch.lower.fx.node import tensor_of
+from ethorch.lower.ops.matmul import has_many_columns
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import ActivationObserver, Follower, find_leader
@@ -16,18 +18,19 @@ from ethorch.quantization.bias_observer import BiasObserver
 from ethorch.quantization.mask_inputs import lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
+from ethorch.targets.tuning import UNTUNED, Tuning, WrittenWeights
 
 #: Key of ``GraphModule.meta``: whether the graph is a subgraph of control flow.
 INNER = "ethorch_inner"
 Edge = Node | tuple[Node, Node]
 
 
-def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
+def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning = UNTUNED) -> None:
     """Configure ethorch's observers, and replace observers of moved data with followers.
 
     Args:
-        model: Annotated graph.
         observers: Observers by node or edge (argument, node), changed in place.
+        tuning: Tuning of the target.
     """
     inputs: set[Node] = set()  # if an input has two observers, only the first records statistics
     for key, observer in observers.items():
@@ -62,6 +65,23 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
             _follow(node, observers)
     mark_mask_inputs(model, observers)
     _observe_outermost_joins(model, observers)
+    if tuning.written_weights is not None:
+        _center_weights(model, observers, tuning, tuning.written_weights)
+
+
+def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning, written: WrittenWeights) -> None:
+    """Set the zero point of operands of int8 products that the NPU converts to weights."""
+    for node in model.graph.nodes:
+        spec = find(node.target) if node.op == "call_function" else None
+        factors = None if spec is None else spec.rule(node).factors
+        operands = [node.args[position] for position in factors or ()]
+        if not operands or not all(isinstance(operand, Node) for operand in operands):
+            continue
+        rows, columns = operands[0].meta["val"].shape[-2], operands[1].meta["val"].shape[-1]
+        operand = operands[0 if has_many_columns(tuning, rows, columns) else 1]
+        observer = find_leader(observers.get((operand, node)))
+        if isinstance(observer, ActivationObserver) and observer.dtype == torch.int8:
+            observer.center = written.zero_point, written.largest_step
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
@@ -125,10 +145,7 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Let the observer of a concatenation observe only the result of the concatenation.
-
-    The extremes of the inputs vary more, which would widen the range for unseen inputs.
-    """
+    """Observe only the results of concatenations, because the extremes of their inputs vary more, which would widen the range."""
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
     outermost = {

@@ -1,4 +1,4 @@
-"""Search for a small arena. Vela often needs only half of the memory that it uses by default.
+"""Search for a small arena. Vela often needs only half of its default arena.
 
 Neither arena size nor cycles are monotonic in ``--arena-cache-size``, so several values are compiled.
 """
@@ -103,7 +103,7 @@ class SearchCache:
     """A file in the user's cache folder that stores the result of a search.
 
     Args:
-        parts: Values on which the result depends.
+        parts: Values that determine the result.
     """
 
     def __init__(self, *parts: bytes | str):
@@ -130,7 +130,7 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return the values, other than the graph, on which the result of a search depends."""
+    """Return the values that determine the result of a search, other than the graph."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 

@@ -50,7 +50,6 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
         first: Model compiled from ``graph`` with the smallest arena.
         smallest: Function that compiles a graph with the smallest arena.
         limit: Arena limit in bytes.
-        cache: Cache of the selected splits.
     """
     is_cached, code = cache.get()
     if is_cached:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ethorch.formats.payload import DelegatePayload, IoTensor
+from ethorch.npu.passes.effect import PassEffect
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]  # table name -> column names, rows of text
 
@@ -40,10 +41,8 @@ class Performance:
     Attributes:
         npu_cycles: Cycles of computation, and of transfers of weights and tables that do not overlap with it.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
-        mac_count: Number of multiply-accumulates.
         npu_ops: Number of operations.
-        cascades: Number of groups of operations computed in stripes.
-        cascaded_ops: Number of operations in these groups.
+        cascades, cascaded_ops: Numbers of groups of operations computed in stripes, and of operations in these groups.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
@@ -89,7 +88,7 @@ class ScheduledOp:
     """An operation of Vela's schedule and the TOSA operator that it computes.
 
     Attributes:
-        name: Name of the output tensor. If several operations are fused, it is the output of the last one.
+        name: Output tensor, or that of the last operation if several are fused.
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         npu_cycles: Cycles of the computation.
@@ -119,6 +118,8 @@ class CompiledModel:
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
         load_tables: Function that reads Vela's database.
+        passes: Passes that changed the command stream (``ethorch.vela.optimize``).
+        before_passes: The program with Vela's stream, if passes changed it.
     """
 
     command_stream: bytes = field(repr=False)
@@ -129,6 +130,8 @@ class CompiledModel:
     outputs: tuple[IoTensor, ...]
     performance: Performance
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
+    passes: tuple[PassEffect, ...] = ()
+    before_passes: CompiledModel | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "load_tables": partial(dict, self.tables)}
@@ -177,7 +180,7 @@ class CompiledModel:
         return tuple(scheduled)
 
     def around_peak(self, share: float) -> frozenset[str]:
-        """Return the names of operations at which arena usage is at least ``share`` of its peak, and of adjacent operations."""
+        """Return the names of operations at which the arena usage reaches ``share`` of its peak, and of adjacent operations."""
         header, rows = self.tables["perf"]
         name, usage = header.index("name"), header.index("staging_usage")
         alive = [int(row[usage]) for row in rows]
@@ -185,7 +188,7 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """Return the operation to which the command at a byte offset belongs, or None for commands after the last operation.
+        """Return the operation of the command at a byte offset, or None after the last operation.
 
         Register writes, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
         """
@@ -198,10 +201,7 @@ class CompiledModel:
 
 
 def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
-    """Return a copy of Vela's database with each command offset replaced by ``moved(offset)``.
-
-    Offsets are bytes from the first command word.
-    """
+    """Return a copy of Vela's database with command offsets replaced by ``moved(offset)``, in bytes from the first command word."""
     if "queue" not in tables:
         return tables
     header, rows = tables["queue"]

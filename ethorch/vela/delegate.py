@@ -25,6 +25,7 @@ from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile
 from ethorch.vela.diagnose import explain_refusal
 from ethorch.vela.lowered import Lowered
+from ethorch.vela.optimize import optimize_model
 from ethorch.vela.planes import with_planes
 from ethorch.vela.repair import repair_delegate
 from ethorch.vela.resident import with_resident_weights
@@ -41,8 +42,8 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
     """Return the graph after the target's rewrites, verified.
 
-    If ``spec.path_for_intermediates`` is set, ``delegate_N.steps`` contains the graph before and after each rewrite that changes
-    it.
+    If ``spec.path_for_intermediates`` is set, ``delegate_N.steps`` contains the graph before and after each rewrite that
+    changes it.
     """
     folder = spec.path_for_intermediates
     return rewrite(
@@ -80,7 +81,9 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     if limit is not None and arena.arena_bytes(result.compiled) > limit:
         result = _compile_bands(source, tuning, spec, result, limit)
     result = replace(result, source=source)
-    return repair_delegate(result, lambda changed: _compile(changed, spec)) if spec.verify else result
+    if spec.verify:
+        result = repair_delegate(result, lambda changed: _compile(changed, spec))
+    return replace(result, compiled=replace(result.compiled, before_passes=None))
 
 
 def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
@@ -158,7 +161,8 @@ def _compile(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
 
 
 def _finish(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCompileSpec) -> Lowered:
-    _check_arena(compiled, spec)
     if spec.resident_bytes:
         compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
+    compiled = optimize_model(compiled, spec)
+    _check_arena(compiled, spec)
     return Lowered(graph, graph, tosa, compiled)

@@ -17,7 +17,7 @@ _INSERTED_BYTES = 8  # size of a command that writes an address
 
 @dataclass(frozen=True)
 class Lowered:
-    """A compiled delegate and the graphs that it was compiled from.
+    """A compiled delegate and its graphs.
 
     Attributes:
         graph: TOSA graph after the rewrites.

@@ -45,8 +45,8 @@ class _Operand:
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
     """Return the delegate if its results match its TOSA graph. Otherwise return a correct delegate with copies.
 
-    A delegate is not compared if it contains a loop, which may not terminate, if its graph has no result for random inputs, or if
-    the simulator lacks memory.
+    A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator lacks
+    memory.
 
     Raises:
         VerificationError: The results differ, and copies do not correct them.
@@ -58,6 +58,13 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
     outputs = _run(lowered, arrays)
     if outputs is None or _equal(outputs, expected):
         return lowered
+    if (plain := _without_passes(lowered)) is not None and _equal(_run(plain, arrays), expected):
+        logger.warning(
+            "passes (%s) change the result of a command stream. Vela's stream is used instead. Please report this with the model. "
+            "[stream.wrong]",
+            ", ".join(effect.name for effect in lowered.compiled.passes),
+        )
+        return plain
     try:
         check_outputs(lowered, "a delegate", arrays, outputs)
     except VerificationError as error:
@@ -66,14 +73,19 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
         if mended is None:
             raise
         logger.warning(
-            "Vela's commands for %s compute a wrong result. %s inserted before %s, which corrects the result. "
-            "Please report this with the model. [vela.repaired]",
+            "Vela's commands for %s compute a wrong result. ethorch corrected it by %s before %s. "
+            "Please report this, and attach the model. [vela.repaired]",
             error.operator or "an operator",
-            "A copy is" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies are",
+            "a copy" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies",
             ", ".join(dict.fromkeys(mended.repairs)),
         )
         return mended
     raise AssertionError("outputs differ, but the check found no difference")
+
+
+def _without_passes(lowered: Lowered) -> Lowered | None:
+    before = lowered.compiled.before_passes
+    return None if before is None else replace(lowered, compiled=before)
 
 
 def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
@@ -175,7 +187,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy operands before their operators read them. Return a description of each operator."""
+    """Copy operands before they are read. Return a description of each reading operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

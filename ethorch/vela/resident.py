@@ -1,6 +1,6 @@
 """Copy weights that are read several times per call to SRAM, e.g. those of a recurrent network.
 
-Commands at the start of the stream copy the weights by DMA from region 0 to the end of region 1, and then reset the DMA registers.
+Commands at the start of the stream copy the weights by DMA from region 0 to the end of region 1, and reset the DMA registers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store constants that several delegates read only once."""
+"""Deduplicate constants that several delegates read."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
 
     Args:
         name: Name of the delegate in error messages.
-        inputs: Bytes of the input tensors.
-        outputs: Bytes of the output tensors, or the simulator's fault.
+        inputs, outputs: Bytes of the tensors. ``outputs`` is the fault if the simulator stopped.
 
     Raises:
         VerificationError: A byte differs, or the simulator stopped.
@@ -52,7 +51,7 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
             got = output.view(reference.dtype).reshape(reference.shape)[index]
             value, operator, where = _first_difference(delegate, arrays, expected, number)
             raise VerificationError(
-                f"{name} does not compute its TOSA graph's result: {wrong.size:,} of {output.size:,} bytes of output {number} "
+                f"{name} and its TOSA graph have different results: {wrong.size:,} of {output.size:,} bytes of output {number} "
                 f"differ, the first at {[int(i) for i in index]}: expected {reference[index]}, got {got}. The first operator that "
                 f"differs is {operator}, {where}. {_ADVICE}",
                 operator,
@@ -86,10 +85,10 @@ def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequ
     last = delegate.graph.outputs[output].name
     if not all(map(np.array_equal, rewritten, expected)):
         wrong = next((name for name, array in values.items() if _differs(array, of_source.get(name))), last)
-        return "", _describe_operator(delegate.graph, wrong), "changed by a rewrite"
+        return "", _describe_operator(delegate.graph, wrong), "in the rewritten graph"
     written = _record_values(delegate, arrays)
     wrong = _first_wrong(written, values) or last
-    return wrong, _describe_operator(delegate.graph, wrong, written), "as the command stream computes it"
+    return wrong, _describe_operator(delegate.graph, wrong, written), "in the command stream"
 
 
 def _differs(array: Array, reference: Array | None) -> bool:

@@ -42,7 +42,7 @@ def depthwise(op: Operation) -> Prepared:
     """Compute OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
     w = window(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
-        raise MachineFault(f"depthwise convolution from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
+        raise MachineFault(f"depthwise convolution: expected OFM depth {w.ifm.depth} (the IFM depth), got {op['OFM_DEPTH']}")
     return _convolution(op, w, Streams(op, w.ifm, "DW", w.kernel), _per_channel, w.taps)
 
 

@@ -108,7 +108,8 @@ def _narrow(values: Ints) -> Array:
     return values.astype(np.int32) if np.array_equal(values, values.astype(np.int32)) else values
 
 
-# Checks of the second operand. The functions do not check, because a table of all pairs contains values that the data lack.
+# Checks of the second operand. The functions do not check, because a table of all pairs also contains values that the data do
+# not contain.
 
 
 def _check_shift_amounts(b: Ints) -> None:

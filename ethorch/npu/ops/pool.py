@@ -96,7 +96,7 @@ def _argmax(axis: int) -> Callable[[Operation], Prepared]:
         """Compute the index of the first maximum of each window along an axis (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
-            raise MachineFault(f"ARGMAX along one axis with a kernel of {w.kernel}")
+            raise MachineFault(f"ARGMAX: expected a kernel of extent 1 along the other axis, got {w.kernel}")
 
         def index(m: Memory) -> Ints:
             rows = w.read(m, 0, w.out[0], np.int64, w.ifm.value_range[0])
@@ -129,7 +129,7 @@ POOLS_85 = {
 def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
     w, stage = window(op), OutputStage(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
-        raise MachineFault(f"pool from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
+        raise MachineFault(f"pool: expected OFM depth {w.ifm.depth} (the IFM depth), got {op['OFM_DEPTH']}")
     return w, stage
 
 

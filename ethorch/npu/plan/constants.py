@@ -1,7 +1,7 @@
 """Memory contents that are constant at a point of the stream.
 
-Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes that a DMA
-copies from region 0 are constant until the next write.
+Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes copied from
+region 0 by DMA are constant until the next write.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ Piece = tuple[int, int, int]  # start, stop, and origin of ``start`` in region 0
 
 
 class Constants:
-    """The constant bytes of memory.
-
-    Args:
-        constants: Bytes of region 0.
-    """
+    """The constant bytes of memory."""
 
     def __init__(self, constants: Bytes):
         self._bytes = constants

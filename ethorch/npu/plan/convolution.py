@@ -35,7 +35,7 @@ class Weights:
     Attributes:
         kind: Value of Conv.element or Depthwise.sum.
         flip: Mask that is XORed with pixel bytes.
-        correction: int64 per channel, the error caused by ``flip``.
+        correction: int64 error per channel, caused by ``flip``.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """
 

@@ -15,7 +15,7 @@ from ethorch.npu.plan.packing import Context, NotKnown
 from ethorch.npu.plan.ranges import INT32, Range, combine, magnitude, one_exact_in_double, scale_range, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 
-LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes is faster than int64
+LEAST_PAIRS = 1 << 13  # least number of elements for which a table of all pairs of bytes is faster than int64
 _WANTS = {"SHR": layout.WANT_SHIFT, "SHL": layout.WANT_SHIFT, "LSR": layout.WANT_SHIFT, "DIV": layout.WANT_DIVISOR}
 
 

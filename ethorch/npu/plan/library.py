@@ -1,4 +1,4 @@
-"""The compiled code of the plan: ``cpp/``, built for this CPU on first use (``ethorch.support.native``).
+"""The compiled code in ``cpp/``, built for this CPU on first use (``ethorch.support.native``).
 
 Each level of CPU features has its own library. The default is the best level that the CPU and compiler support.
 ETHORCH_NPU_LEVEL selects another level. ETHORCH_NPU_NUMPY disables compiled code.
@@ -87,7 +87,9 @@ def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of the library. Raise HostError if struct sizes differ from ``layout``."""
     sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
-        raise HostError(f"the compiled library's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout.")
+        raise HostError(
+            f"the compiled simulator's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout. Reinstall ethorch."
+        )
     handle.ethorch_new_buffers.restype = c_void_p
     handle.ethorch_free_buffers.argtypes = (c_void_p,)
     handle.ethorch_free_buffers.restype = None

@@ -20,7 +20,7 @@ from ethorch.npu.plan.ranges import Range
 from ethorch.npu.prepared import Step
 from ethorch.support.errors import MachineFault
 
-LANES = 16  # most lanes of a vector; arrays for vector loads are padded by up to two vectors
+LANES = 16  # maximum number of lanes in a vector; arrays for vector loads are padded by up to two vectors
 
 
 class NotKnown(Exception):
@@ -68,7 +68,7 @@ class Context:
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """Return the address of an array, which remains valid as long as the plan exists."""
+        """Return the address of an array, valid as long as the plan exists."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
@@ -164,7 +164,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of a feature map minus the zero point, from ``stored_ranges`` or the element type."""
+        """Return the range of values minus the zero point, from ``stored_ranges`` or the element type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]

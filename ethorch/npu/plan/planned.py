@@ -53,7 +53,7 @@ class Planned:
         """Run all steps.
 
         Args:
-            number: Index of the run, for ``tallies``.
+            number: Index of the run in ``tallies``.
             execute: Function that runs a step in Python and raises its faults.
         """
         machine, work = self.machine(), buffers()
@@ -66,7 +66,7 @@ class Planned:
                 times.last_run = number
                 end = self.plan.library.ethorch_run(part.address, at, count, machine, work.pointer, times.address)
                 if end < 0:
-                    raise MemoryError("the simulator's working memory")
+                    raise MemoryError("cannot allocate the working memory of the simulator")
                 times.add(at, end)
                 at = end
                 if end < count:
@@ -88,7 +88,7 @@ class Planned:
             ctypes.addressof(images.outputs), len(images.outputs), images.counter, images.count, most, image,
         )  # fmt: skip
         if end < 0:
-            raise MemoryError("the simulator's working memory")
+            raise MemoryError("cannot allocate the working memory of the simulator")
         return None if end == count else image.value
 
     def tallies(self) -> Iterator[tuple[Step, Tally]]:

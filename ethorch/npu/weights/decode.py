@@ -2,7 +2,7 @@
 
 The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially.
 NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is ten times as fast. ``ethosu.mlw_codec.decode`` is
-not used, because it terminates the process on malformed streams.
+not used because it terminates the process if a stream is malformed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ethorch.support.errors import MachineFault
 ZDIV_NONE, ZDIV_END = 6, 7
 WDIV_RAW = 7
 CHUNK = 12  # bits of a weight chunk's first unary word
-BALANCE = 8  # weights may be ahead of zero runs by fewer than this
+BALANCE = 8  # weights can precede zero runs by fewer than this
 _WINDOW = 8  # bytes of a window; a chunk starts with at most 36 bits
 _BLOCK = 1 << 14  # bytes whose windows are stored as Python ints at a time
 

@@ -22,7 +22,7 @@ from ethorch.npu.registers import LANES, U5X, U85
 from ethorch.npu.weights import compiled
 
 SIZES = 64  # cached block sizes
-PATTERN_BYTES = 1 << 20  # cached block patterns; a typical network needs about as much
+PATTERN_BYTES = 1 << 20  # cache size for block patterns; a typical network needs about this much
 SUB_KERNEL = 8  # kernels are split into pieces of at most 8x8 elements, including dilation
 
 
@@ -37,7 +37,7 @@ class Order:
         ofm_unit: OFM microblock depth (OUB).
         stream, streams: Index of this stream, and number of streams of the operation (cores).
         sparse: 2:4 sparsity (U85).
-        macs: Number of multipliers in the configuration (U85).
+        macs: Multipliers of the NPU (U85).
     """
 
     kind: str
@@ -83,20 +83,13 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """The functions that differ between the families.
-
-    Attributes:
-        shape: Removes parameters that do not affect patterns, so that layers can share patterns.
-        size: Counts the entries of a block, from shape, OFM depth and IFM depth.
-        pattern: Computes a block from the same arguments.
-        channels: Returns the first channel of a stream and the step between its channels.
-    """
+    """The functions that differ between the families."""
 
     blocks: Callable[[Order], Blocks]
-    shape: Callable[[Order], Order]
-    size: Callable[[Order, int, int], int]
-    pattern: Callable[[Order, int, int], Block]
-    channels: Callable[[Order], tuple[int, int]]
+    shape: Callable[[Order], Order]  # removes parameters that do not affect patterns
+    size: Callable[[Order, int, int], int]  # counts the entries of a block, from shape, OFM depth and IFM depth
+    pattern: Callable[[Order, int, int], Block]  # computes a block from the same arguments
+    channels: Callable[[Order], tuple[int, int]]  # returns the first channel of a stream and the channel step
 
 
 _patterns: OrderedDict[tuple[str, Order, int, int], Block] = OrderedDict()

@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int CHUNK = 12;    // bits of a weight chunk's first unary word
-constexpr int BALANCE = 8;   // weights may be ahead of zero runs by fewer than this
+constexpr int BALANCE = 8;   // weights can precede zero runs by fewer than this
 constexpr int ZDIV_NONE = 6, ZDIV_END = 7, WDIV_RAW = 7;
 
 struct Bits {
@@ -207,7 +207,7 @@ ETHORCH_API int64_t ethorch_decode_standard_16(const uint8_t* data, int64_t size
 ETHORCH_API void ethorch_free_8(void* owner) { delete static_cast<std::vector<int8_t>*>(owner); }
 ETHORCH_API void ethorch_free_16(void* owner) { delete static_cast<std::vector<int16_t>*>(owner); }
 
-// flat[place] = value for a block of `count` weights. traversal.place is the place; padding has none.
+// Assign flat[index in W[o][ky][kx][i]] = value for a block of `count` weights. Padding is skipped.
 ETHORCH_API void ethorch_place_8(const int8_t* values, int64_t count, const uint16_t* o, const uint16_t* i,
                                  const int32_t* k, const int64_t* where, int8_t* flat) {
   place(values, count, o, i, k, where, flat);

@@ -1,9 +1,9 @@
-// The plan: a prepared command stream as structs. ethorch/npu/plan/layout.py defines the same structs for ctypes. It compares
-// their sizes with those that the library reports.
+// The plan: a prepared command stream as structs. ethorch/npu/plan/layout.py defines the same structs for ctypes.
+// library.py compares their sizes with those that the library reports.
 //
-// Nothing is checked here: Python proves when it builds the plan that every address is in its region, every table index in its
-// table, and every sum in its type. Values that depend on data (indices of a gather, shift amounts, divisors) are checked at run
-// time; a step with an invalid value stops the run before it writes anything.
+// This code checks no addresses: when Python builds the plan, it proves that every address is in its region, every table index in
+// its table, and every sum in the range of its type. Values that depend on data (indices of a gather, shift amounts, divisors) are
+// checked at run time; a step with an invalid value stops the run before it writes anything.
 #pragma once
 #include <cstdint>
 

@@ -9,8 +9,8 @@
 template <class T>
 using unaligned __attribute__((aligned(1), may_alias)) = T;
 
-// Buffers of one thread, which grow and are shared by all steps. A second request may move a buffer, so each has one use per
-// step.
+// Buffers of one thread, which grow and are shared by all steps. A second request may move a buffer, so a step uses each
+// buffer only once.
 struct Buffers {
     std::vector<uint8_t> rows, matrix, sums, averages, quantized, values, box, source, other, table;
     uint8_t *get(std::vector<uint8_t> &buffer, int64_t bytes) {

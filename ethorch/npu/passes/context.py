@@ -1,0 +1,33 @@
+"""Context of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ethorch.npu.cycles import Effects, Estimate, Regions, estimate
+from ethorch.npu.ir import Stream
+
+
+@dataclass(frozen=True)
+class Context:
+    """Information that passes require in addition to the stream."""
+
+    regions: Regions
+    limits: Mapping[int, int] = field(default_factory=dict)  # maximum bytes by region; by default the size in the image
+    effects: Effects = field(default_factory=Effects)
+    passes: frozenset[str] | None = None  # to run; None for all
+    _estimates: dict[int, tuple[Stream, Estimate]] = field(default_factory=dict, repr=False, compare=False)
+
+    def estimate(self, stream: Stream) -> Estimate:
+        """Return the estimate of a stream, which must not be modified afterwards."""
+        if id(stream) not in self._estimates:
+            self._estimates[id(stream)] = stream, estimate(stream, self.regions, self.effects)
+        return self._estimates[id(stream)][1]
+
+    def rate(self, stream: Stream) -> int:
+        return self.estimate(stream).cycles
+
+    def limit(self, stream: Stream, region: int) -> int:
+        size = stream.image.sizes.get(region, 0)
+        return max(size, self.limits.get(region, size))

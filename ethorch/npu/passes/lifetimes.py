@@ -1,0 +1,250 @@
+"""Lifetimes of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
+from ethorch.npu.ir import Op
+from ethorch.npu.ir.encode import MOST_KERNELS, MOST_TRANSFERS, derive_waits
+from ethorch.npu.ir.image import Place
+from ethorch.npu.passes.accesses import Access, Labels, is_in_place, list_reads, list_writes
+from ethorch.npu.passes.segments import Permit, Segment, Value, find_clashes, merge_pieces
+
+_UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
+
+
+@dataclass
+class Lifetimes:
+    """Items of a stream."""
+
+    segments: list[Segment]
+    permits: list[Permit]
+    accesses: dict[tuple[int, str], int]  # segment by position and address register
+    inputs: list[int]  # segments of the host's tensors, or -1
+    outputs: list[int]
+    end: int  # time of the host's reads
+
+
+def find_lifetimes(
+    ops: Sequence[Op],
+    sizes: Mapping[int, int],
+    inputs: Sequence[Place],
+    outputs: Sequence[Place],
+    *,
+    divide: bool = False,
+    operators: Iterable[Sequence[int]] = (),
+) -> Lifetimes:
+    """Return the segments of a stream with their lifetimes.
+
+    Args:
+        sizes: Bytes by region to allocate.
+        divide: Whether parts of a value end separately.
+        operators: Positions of operations whose maps keep their distances.
+    """
+    return _Tracker(ops, sizes, divide).track(inputs, outputs, operators)
+
+
+class _Tracker:
+    def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], divide: bool):
+        self.ops, self.sizes, self.divide = ops, sizes, divide
+        self.labels: dict[int, Labels] = {n: np.zeros(size, np.int32) for n, size in sizes.items()}
+        self.values = [Value(0, [(0, 0)], 0, 0)]
+        self.parents = [0]
+        self.owners: dict[tuple[int, str], int] = {}
+        self.hulls = [(0, 0)]
+        self.exchanges: list[tuple[int, int, int, int]] = []  # value read, value written, time, offset
+        self.times = [time for time, group in enumerate(group_chains(ops), 1) for _ in group]
+        self.end = (self.times[-1] if self.times else 0) + 1
+
+    def track(self, inputs: Sequence[Place], outputs: Sequence[Place], operators: Iterable[Sequence[int]]) -> Lifetimes:
+        before = [self._create_input(place) for place in inputs]
+        starts, ends = find_overlaps(self.ops)
+        chains: dict[int, list[tuple[int, Access]]] = {}
+        for position, op in enumerate(self.ops):
+            time = self.times[position]
+            first, last = self.times[starts[position]], self.times[ends[position]]
+            reads = list_reads(op, self.sizes)
+            writes = list_writes(op, self.sizes)
+            read_values = [(self._read(access, last, position), access) for access in reads]
+            for access in writes:
+                if access.is_partial:
+                    value = self._read(access, last, position)
+                    self.values[value].start = min(self.values[value].start, first)
+                    continue
+                value = self._write(access, first, last, position)
+                for source, read in read_values:
+                    if is_in_place(op, read, access):
+                        self.exchanges.append((source, value, time, read.runs[0].low - access.runs[0].low))
+                for source, read in (*read_values, *chains.get(time, ())):
+                    if read.overlaps(access):
+                        self.exchanges.append((source, value, time, 0))
+            if not op.is_dma:
+                chains.setdefault(time, []).extend(read_values)
+        after = [self._read_output(place) for place in outputs]
+        for positions in operators:
+            for name in ("IFM_BASE0", "IFM2_BASE0", "OFM_BASE0"):
+                maps = [self.owners[position, name] for position in positions if (position, name) in self.owners]
+                for value in maps[1:]:
+                    if self.values[value].region == self.values[maps[0]].region:
+                        self._join(maps[0], value)
+        return self._finish(before, after)
+
+    def _create(self, region: int, ranges: Iterable[tuple[int, int]], start: int, end: int) -> int:
+        self.values.append(Value(region, list(ranges), start, end))
+        self.parents.append(len(self.parents))
+        self.hulls.append((min(low for low, _ in self.values[-1].ranges), max(high for _, high in self.values[-1].ranges)))
+        return len(self.values) - 1
+
+    def _create_input(self, place: Place) -> int:
+        region, low, high = place
+        if region not in self.sizes or low >= high:
+            return -1
+        value = self._create(region, [(low, high)], -1, -1)
+        self.labels[region][low:high] = value
+        return value
+
+    def _read_output(self, place: Place) -> int:
+        region, low, high = place
+        if region not in self.sizes or low >= high:
+            return -1
+        return self._use(self._find_labels([self.labels[region][low:high]]), region, ((low, high),), self.end)
+
+    def _read(self, access: Access, time: int, position: int) -> int:
+        ranges = tuple((run.low, run.high) for run in access.runs)
+        views = list(access.views(self.labels[access.region]))
+        value = self._use(self._find_labels(views), access.region, ranges, time)
+        for view in views:
+            if self.values[value].ranges == list(ranges) and not self.values[value].reads:  # bytes that nothing wrote
+                view[...] = value
+        self._assign(access, position, value)
+        return value
+
+    def _write(self, access: Access, first: int, last: int, position: int) -> int:
+        value = self._create(access.region, [(run.low, run.high) for run in access.runs], first, last)
+        self.values[value].writer = op = self.ops[position]
+        views = list(access.views(self.labels[access.region]))
+        replaced = self._find_labels(views)
+        if len(replaced) == 1 and not op.is_dma and self._is_repetition(self.values[min(replaced)], self.values[value]):
+            self._join(min(replaced), value)
+        for view in views:
+            view[...] = value
+        self._assign(access, position, value)
+        return value
+
+    def _is_repetition(self, old: Value, new: Value) -> bool:
+        """Return True for equal operations with equal outputs, as in a MATMUL."""
+        a, b = old.writer, new.writer
+        if a is None or b is None or old.ranges != new.ranges or new.start - old.last > 1:
+            return False
+        if (a.name, a.parameter) != (b.name, b.parameter):
+            return False
+        return all(b.registers.get(name) == raw for name, raw in a.registers.items() if "_BASE" not in name and name != "BLOCKDEP")
+
+    def _assign(self, access: Access, position: int, value: int) -> None:
+        for run in access.runs:
+            self.owners[position, run.register] = value
+
+    def _use(self, labels: set[int], region: int, ranges: tuple[tuple[int, int], ...], time: int) -> int:
+        if not labels:
+            return self._create(region, ranges, time, time)
+        for label in labels:
+            self.values[label].reads.append((time, ranges))
+        first, *others = sorted(labels)
+        for value in others:
+            self._join(first, value)
+        root = self._root(first)
+        low, high = self.hulls[root]
+        self.hulls[root] = min([low, *(n for n, _ in ranges)]), max([high, *(n for _, n in ranges)])
+        return first
+
+    def _find_labels(self, views: Sequence[Labels]) -> set[int]:
+        labels: set[int] = set()
+        for view in views:
+            low, high = int(view.min()), int(view.max())
+            if low == high:
+                labels.add(low)
+            else:
+                labels.update((low + np.flatnonzero(np.bincount((view - low).ravel()))).tolist())
+        return labels - {_UNWRITTEN}
+
+    def _root(self, value: int) -> int:
+        while self.parents[value] != value:
+            self.parents[value] = self.parents[self.parents[value]]
+            value = self.parents[value]
+        return value
+
+    def _join(self, first: int, second: int) -> None:
+        first, second = sorted((self._root(first), self._root(second)))
+        if first != second:
+            self.parents[second] = first
+            (a, b), (c, d) = self.hulls[first], self.hulls[second]
+            self.hulls[first] = min(a, c), max(b, d)
+
+    def _finish(self, before: Sequence[int], after: Sequence[int]) -> Lifetimes:
+        while True:
+            members: dict[int, list[Value]] = {}
+            for number, value in enumerate(self.values[1:], 1):
+                members.setdefault(self._root(number), []).append(value)
+            roots = list(members)
+            numbers = {root: n for n, root in enumerate(roots)}
+            segments = [
+                Segment(members[root][0].region, *self.hulls[root], merge_pieces(members[root], self.divide)) for root in roots
+            ]
+            permits = {
+                Permit(numbers[a], numbers[b], time, offset)
+                for first, second, time, offset in self.exchanges
+                if (a := self._root(first)) != (b := self._root(second))
+            }
+            clashes = find_clashes(segments, permits)
+            if not clashes:
+                break
+            for first, second in clashes:
+                self._join(roots[first], roots[second])
+
+        def find_number(value: int) -> int:
+            return numbers[self._root(value)] if value >= 0 else -1
+
+        accesses = {key: find_number(value) for key, value in self.owners.items()}
+        ordered = sorted(permits, key=lambda p: (p.first, p.second, p.time, p.offset))
+        return Lifetimes(segments, ordered, accesses, [find_number(v) for v in before], [find_number(v) for v in after], self.end)
+
+
+def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
+    """Group the kernels of a chain, with transfers between them."""
+    groups: list[list[Op]] = []
+    is_open = False
+    for op in ops:
+        if is_open:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+        if not op.is_dma:
+            is_open = op.values.get("OFM_PRECISION.storage", 0) in (STORAGE_CHAINED, STORAGE_NONE)
+    return groups
+
+
+def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
+    """Return the first and last operation beside which each one may run."""
+    starts, ends = list(range(len(ops))), list(range(len(ops)))
+    running: dict[bool, list[int]] = {True: [], False: []}
+    for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):
+        for wait in waits:
+            others = running[wait.is_dma]
+            finished = others[: max(0, len(others) - wait.count)]
+            if wait.is_dma:
+                for transfer in finished:
+                    ends[transfer] = max(transfer, position - 1)
+            del others[: len(finished)]
+        if op.is_dma and running[False]:
+            starts[position] = running[False][0]
+        same_kind = running[op.is_dma]
+        same_kind.append(position)
+        for finished_position in same_kind[: -(MOST_TRANSFERS[op.npu.family] if op.is_dma else MOST_KERNELS)]:
+            if op.is_dma:
+                ends[finished_position] = position
+            same_kind.remove(finished_position)
+    return starts, ends

@@ -1,0 +1,97 @@
+"""Run the passes in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ethorch.npu.ir import Stream, decode
+from ethorch.npu.ir.dataflow import Dataflow
+from ethorch.npu.ir.encode import Encoded, encode_with_offsets
+from ethorch.npu.ir.image import Image
+from ethorch.npu.passes import allocation, attention, division, early_transfers
+from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.effect import PassEffect
+from ethorch.npu.verify import Rejection, decode_instructions, list_forms, trace_reference, verify_listing
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass over a command stream."""
+
+    name: str
+    run: Callable[[Stream, Context], Stream | None]  # returns a changed copy of the stream, or None
+    after: tuple[str, ...] = ()  # passes that must run before
+    keeps_dataflow: bool = False  # the verifier compares the values that operations read
+
+
+PIPELINE = (
+    Pass("attention", attention.run),
+    Pass("early-transfers", early_transfers.run, after=("attention",), keeps_dataflow=True),
+    Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True),
+    Pass("division", division.run, after=("allocation",)),
+)
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A changed stream, which must not be used if ``rejected``."""
+
+    before: Stream
+    stream: Stream
+    encoded: Encoded
+    effects: tuple[PassEffect, ...]
+    rejected: str = ""
+    rejections: Sequence[Rejection] = field(default=())
+
+
+def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
+    """Run the passes and verify the result. Return None if no pass changes the stream.
+
+    Raises:
+        MachineFault: The payload cannot be decoded.
+    """
+    before = decode(payload, image)
+    stream, steps = before, list[tuple[Pass, Stream]]()
+    effects = []
+    for stage in pipeline:
+        if context.passes is not None and stage.name not in context.passes:
+            continue
+        changed = stage.run(stream, context)
+        if changed is None or changed is stream:
+            continue
+        effects.append(_compare(stage.name, stream, changed, context))
+        stream = changed
+        steps.append((stage, stream))
+    if not steps:
+        return None
+    encoded = encode_with_offsets(stream)
+    optimized = Optimized(before, stream, encoded, tuple(effects))
+    keeps = [stage.keeps_dataflow for stage, _ in steps]
+    original = decode_instructions(payload)
+    reference = trace_reference(original, image) if all(keeps) else None
+    vela_forms = frozenset(form for facts in original.facts() if facts.prepared is not None for form in list_forms(facts))
+    rejections = _verify(encoded, stream, reference, vela_forms)
+    if not rejections:
+        return optimized
+    return Optimized(before, stream, encoded, tuple(effects), _find_pass(steps, reference, vela_forms), rejections)
+
+
+def _compare(name: str, before: Stream, after: Stream, context: Context) -> PassEffect:
+    sizes = [sum(stream.image.sizes.values()) for stream in (before, after)]
+    return PassEffect(name, context.rate(before), context.rate(after), *sizes)
+
+
+def _verify(encoded: Encoded, stream: Stream, reference: Dataflow | None, vela_forms: frozenset[str]) -> list[Rejection]:
+    listing = decode_instructions(encoded.payload)
+    keys: Mapping[int, int] = {offset: key for key, offset in encoded.offsets.items()}
+    for instruction in listing.instructions:
+        instruction.op.key = keys[instruction.op.key]
+    return list(verify_listing(listing, stream.image, reference=reference, vela_forms=vela_forms))
+
+
+def _find_pass(steps: Sequence[tuple[Pass, Stream]], reference: Dataflow | None, vela_forms: frozenset[str]) -> str:
+    for stage, stream in steps:
+        if _verify(encode_with_offsets(stream), stream, reference, vela_forms):
+            return stage.name
+    return steps[-1][0].name

@@ -1,0 +1,185 @@
+"""Choose operations to run part by part, to reduce peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ethorch.npu.ir import Op
+from ethorch.npu.ir.image import Place
+from ethorch.npu.passes.lifetimes import Lifetimes, find_lifetimes
+from ethorch.npu.passes.packing import bound_size
+from ethorch.npu.passes.segments import Segment
+from ethorch.npu.passes.split import DEPTH, HEIGHT, WIDTH
+from ethorch.npu.passes.tiling import Cut, Tiler
+
+_COUNTS = (2, 4)  # of bands of rows
+_MOST_HEADS = 16
+_LEAST_ROWS = 8  # of a part
+_REACH = 8  # units before and after the life of an segment that a window may contain
+_MOST_WINDOWS = 40
+_MOST_ITEMS = 2  # at a peak
+_HOT = 0.7  # share of the peak from which parts may help
+_WORTH = 0.03  # share of the peak that a window must save
+
+
+Rate = Callable[[Sequence[Op]], int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Units [first, end) with the parts that replace them."""
+
+    first: int
+    end: int
+    parts: tuple[tuple[Op, ...], ...]
+    region: int = 0
+    peak: int = 0  # bytes in use when the window was chosen
+    cost: int = 0  # cycles
+
+    @property
+    def ops(self) -> list[Op]:
+        return [op for ops in self.parts for op in ops]
+
+
+@dataclass(frozen=True)
+class _Way:
+    before: int
+    after: int
+    axis: int
+    cut: Cut
+
+
+def find_windows(
+    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int
+) -> list[Window]:
+    """Return disjoint windows, in order, whose parts reduce the peaks.
+
+    Args:
+        ops: Operations of a stream with disjoint segments.
+        rate: Function that estimates the cycles of operations.
+        budget: Cycles that the windows may add.
+    """
+    return _Search(ops, lifetimes, sizes, first_key, rate, budget).run()
+
+
+class _Search:
+    def __init__(self, ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int):
+        self.rate, self.budget = rate, budget
+        self.segments, self.sizes = lifetimes.segments, dict(sizes)
+        self.tiler = Tiler(ops, sizes, lifetimes.segments, first_key)
+        self.count = len(self.tiler.units)
+        self.live = {region: self._profile(region) for region in sizes}
+        self.windows: list[Window] = []
+        self.ways: dict[object, _Way | None] = {}
+
+    def run(self) -> list[Window]:
+        for region, live in self.live.items():
+            peak = int(live.max())
+            for time in np.argsort(-live, kind="stable"):
+                if live[time] < _HOT * peak or len(self.windows) >= _MOST_WINDOWS:
+                    break
+                if not self._is_used(int(time) - 1, int(time)):
+                    window = self._improve(region, int(time), peak)
+                    if window is None:
+                        break  # the peak remains
+                    self.budget -= max(window.cost, 0)
+                    self.windows.append(replace(window, region=region, peak=int(live[time])))
+        return sorted(self.windows, key=lambda window: window.first)
+
+    def _profile(self, region: int) -> npt.NDArray[np.int64]:
+        live = np.zeros(self.count + 3, np.int64)
+        for segment in self.segments:
+            if segment.region == region:
+                for piece in segment.pieces:
+                    live[max(piece.start, 0)] += piece.high - piece.low
+                    live[piece.end + 1] -= piece.high - piece.low
+        return np.cumsum(live)
+
+    def _is_used(self, first: int, end: int) -> bool:
+        return any(first < window.end and window.first < end for window in self.windows)
+
+    def _improve(self, region: int, time: int, peak: int) -> Window | None:
+        best: tuple[int, int, Window] | None = None
+        for segment in self._list_items(region, time):
+            start, stop = min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)
+            for seed in range(min(start, time) - 1, max(start - 2 - _REACH, -1), -1):
+                if not 0 <= seed < self.count or self.tiler.units[seed].ops[0].is_dma:
+                    continue
+                signature = region, _describe(self.tiler.units[seed].ops), stop - seed, time - seed
+                is_known = signature in self.ways
+                ways = [self.ways[signature]] if is_known else list(_list_ways(self.tiler.units[seed].ops[0], stop - seed))
+                candidate: tuple[int, int, Window, _Way] | None = None
+                for way in ways:
+                    window = None if way is None else self._tile(seed, way)
+                    if window is None or way is None or not window.first < time <= window.end:
+                        continue
+                    before = int(self.live[region][time])
+                    after = self._measure(window, region)
+                    saved = before - after
+                    if saved <= _WORTH * peak or (candidate is not None and -saved > candidate[0]):
+                        continue
+                    cost = self._find_cost(window)
+                    if cost <= self.budget and (candidate is None or (-saved, cost) < candidate[:2]):
+                        candidate = -saved, cost, replace(window, cost=cost), way
+                self.ways[signature] = None if candidate is None else candidate[3]
+                if candidate is not None and (best is None or candidate[:2] < best[:2]):
+                    best = candidate[:3]
+        return None if best is None else best[2]
+
+    def _find_cost(self, window: Window) -> int:
+        before = [op for unit in self.tiler.units[window.first : window.end] for op in unit.ops]
+        return sum(self.rate(part) for part in window.parts) - self.rate(before)  # parts of an operator are not one operator
+
+    def _list_items(self, region: int, time: int) -> list[Segment]:
+        live = [
+            segment
+            for segment in self.segments
+            if segment.region == region and any(piece.start <= time <= piece.end for piece in segment.pieces)
+            if min(piece.start for piece in segment.pieces) > 0
+        ]
+        return sorted(live, key=lambda segment: segment.low - segment.high)[:_MOST_ITEMS]
+
+    def _tile(self, seed: int, way: _Way) -> Window | None:
+        first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
+        last = min([self.count - 1, seed + way.after, *(w.first - 1 for w in self.windows if w.first > seed)])
+        if self._is_used(first, last + 1):
+            return None
+        result = self.tiler.tile(first, seed, way.axis, way.cut, last)
+        return None if result is None else Window(first, result[0], tuple(map(tuple, result[1])))
+
+    def _measure(self, window: Window, region: int) -> int:
+        first, last = window.first + 1, window.end
+        live = [(segment, min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)) for segment in self.segments]
+        inputs: list[Place] = [(segment.region, segment.low, segment.high) for segment, start, end in live if start < first <= end]
+        outputs: list[Place] = [(segment.region, segment.low, segment.high) for segment, start, end in live if start <= last < end]
+        lifetimes = find_lifetimes(window.ops, self.sizes, inputs, outputs)
+        segments = [segment for segment in lifetimes.segments if segment.region == region]
+        numbers = {n: at for at, n in enumerate(n for n, segment in enumerate(lifetimes.segments) if segment.region == region)}
+        permits = [
+            replace(p, first=numbers[p.first], second=numbers[p.second])
+            for p in lifetimes.permits
+            if p.first in numbers and p.second in numbers
+        ]
+        return bound_size(segments, permits)
+
+
+def _list_ways(op: Op, life: int) -> Iterator[_Way]:
+    extents = [op.registers[name] + 1 for name in ("OFM_HEIGHT_M1", "OFM_WIDTH_M1", "OFM_DEPTH_M1")]
+    for axis in (HEIGHT, WIDTH) if max(extents[:2]) > 1 else (DEPTH,):
+        extent = extents[axis]
+        if extent <= _MOST_HEADS:
+            counts = [n for n in range(2, extent + 1) if extent % n == 0]
+        else:
+            counts = [n for n in _COUNTS if extent >= n * _LEAST_ROWS]
+        for count in counts:
+            yield _Way(_REACH, life + _REACH, axis, Cut(extent, count))
+
+
+def _describe(ops: Sequence[Op]) -> tuple[object, ...]:
+    return tuple(
+        (op.name, op.parameter, tuple((name, raw) for name, raw in op.registers.items() if name.endswith("_M1"))) for op in ops
+    )

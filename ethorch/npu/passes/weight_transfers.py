@@ -1,0 +1,124 @@
+"""Weights that a pass can transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ethorch.npu.cycles.dependencies import Dependencies
+from ethorch.npu.cycles.model import RatedOperator
+from ethorch.npu.cycles.operators import Operator
+from ethorch.npu.ir import Op, Stream
+from ethorch.npu.ir.image import CONSTANTS
+from ethorch.npu.ir.stream import DMA, used_registers
+from ethorch.npu.passes.occupancy import GRANULE
+from ethorch.npu.runs import Run
+
+_STREAMS = ("WEIGHT", "SCALE")
+_FAR = 1 << 36  # address of weights without a place
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Adjacent weights and scales of one operator or depth slice."""
+
+    operator: int
+    low: int  # address in the constants
+    size_bytes: int
+    readers: tuple[int, ...]
+    transfer: int | None = None  # position; None if kernels read the constants
+    address: int = 0  # target of the transfer
+    is_slice: bool = False
+
+    def relocate(self, op: Op, region: int, address: int) -> Op:
+        values: dict[str, int] = {}
+        for run in _list_streams(op):
+            start = self.low if run.region == CONSTANTS else self.address
+            if start <= run.low and run.high <= start + self.size_bytes:
+                values[run.register] = address + run.low - start
+                values[f"{_prefix(run)}_REGION"] = region
+        return op.copy(**values)
+
+    def transfer_part(self, stream: Stream, region: int, address: int, offset: int, size_bytes: int, key: int) -> Op:
+        registers = dict.fromkeys(used_registers(stream.npu.family, DMA, 0, 0), 0)
+        example = next((op for op in stream.ops if op.is_dma), None)
+        if example is not None:
+            registers |= {name: raw for name, raw in example.registers.items() if name.startswith("DMA0_SIZE")}
+        registers |= {"DMA0_SRC_REGION": CONSTANTS, "DMA0_DST_REGION": region, "DMA0_LEN": size_bytes}
+        registers |= {"DMA0_SRC": self.low + offset, "DMA0_DST": address + offset}
+        return Op(stream.npu, DMA, 0, registers, key)
+
+
+def _list_streams(op: Op) -> list[Run]:
+    return [run for run in op.reads if run.register.startswith(_STREAMS)]
+
+
+def _prefix(run: Run) -> str:
+    return next(name for name in _STREAMS if run.register.startswith(name))
+
+
+def find_weights(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:
+    """Return the adjacent, aligned weights that a pass can transfer."""
+    ops = stream.ops
+    readers: dict[int, list[tuple[int, Run]]] = {}
+    for position, reads in enumerate(Dependencies(ops).links):
+        for run, writer in reads:
+            readers.setdefault(writer, []).append((position, run))
+    candidates: list[Weights | None] = []
+    for number, operator in enumerate(operators):
+        if not operator.works or operator.compound is not None or operator.is_shared:
+            continue
+        if not operator.weights and operator.slices == 1:
+            candidates.append(_find_constants(ops, number, operator))
+        if operator.slices > 1 or len(operator.weights) == 1:
+            positions = [transfer.position for transfer in operator.weights]
+            candidates += [_find_transferred(stream, number, operator, at, readers.get(at, ()), region) for at in positions]
+    return [each for each in candidates if each is not None and not (each.low | each.size_bytes | each.address) % GRANULE]
+
+
+def _find_transferred(
+    stream: Stream, number: int, operator: Operator, position: int, reads: Sequence[tuple[int, Run]], region: int
+) -> Weights | None:
+    op = stream.ops[position]
+    if len(op.reads) != 1 or len(op.writes) != 1 or op.reads[0].region != CONSTANTS:
+        return None
+    target = op.writes[0]
+    kernels = {kernel for kernel, _ in reads}
+    is_read = all(run.register.startswith(_STREAMS) and target.low <= run.low and run.high <= target.high for _, run in reads)
+    if target.region != region or not is_read or not kernels <= set(operator.positions):
+        return None
+    if any(where == region and target.low < high and low < target.high for where, low, high in stream.image.outputs):
+        return None
+    size = target.high - target.low
+    return Weights(number, op.reads[0].low, size, tuple(sorted(kernels)), position, target.low, operator.slices > 1)
+
+
+def _find_constants(ops: Sequence[Op], number: int, operator: Operator) -> Weights | None:
+    runs = {(run.low, run.high) for position in operator.positions for run in _list_streams(ops[position])}
+    places = [run.region for position in operator.positions for run in _list_streams(ops[position])]
+    if not runs or any(region != CONSTANTS for region in places):
+        return None
+    ordered = sorted(runs)
+    if any(after[0] - before[1] >= GRANULE for before, after in pairwise(ordered)):
+        return None
+    low, high = ordered[0][0], max(end for _, end in ordered)
+    return Weights(number, low, high - low, tuple(sorted(operator.positions)))
+
+
+def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Sequence[Weights], region: int) -> Stream:
+    """Add transfers of ``weights`` in constants, for estimates only."""
+    ops, key, address = list(stream.ops), stream.new_key(), _FAR
+    before: dict[int, Op] = {}
+    for each in weights:
+        if each.transfer is not None:
+            continue
+        first = rated[each.operator].operator.first
+        before[first] = each.transfer_part(stream, region, address, 0, each.size_bytes, key)
+        for position in each.readers:
+            ops[position] = each.relocate(ops[position], region, address)
+        key, address = key - 1, address + each.size_bytes
+    staged: list[Op] = []
+    for position, op in enumerate(ops):
+        staged += [before[position], op] if position in before else [op]
+    return replace(stream, ops=staged)

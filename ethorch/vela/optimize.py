@@ -1,0 +1,160 @@
+"""Optimize the command stream of a delegate."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ethorch.formats.payload import IoTensor
+from ethorch.npu import stream
+from ethorch.npu.cycles import Estimate
+from ethorch.npu.ir.image import Image, Place
+from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.pipeline import Optimized, optimize
+from ethorch.support.errors import MachineFault
+from ethorch.support.progress import stage
+from ethorch.targets.compile_spec import FAST, FREE, EthosUCompileSpec
+from ethorch.targets.memory_rates import read_memory_rates
+from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
+
+logger = logging.getLogger(__name__)
+
+_SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
+
+
+def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
+    """Return the optimized model; ``model`` if unchanged, or rejected by the verifier."""
+    passes = spec.stream_passes
+    if not passes or model.command_stream[:4] != stream.COP1:
+        return model
+    context = _context(model, spec, passes)
+    try:
+        with stage("optimize commands"):
+            optimized = optimize(model.command_stream, read_image(model), context)
+    except MachineFault as error:  # e.g. branches
+        logger.debug("the command stream is not optimized: %s", error)
+        return model
+    if optimized is None:
+        return model
+    if optimized.rejected:
+        logger.warning(
+            "pass %s produced a command stream that the verifier rejects (%s). Vela's stream is used instead. "
+            "Please report this with the model. [stream.rejected]",
+            optimized.rejected,
+            optimized.rejections[0],
+        )
+        return model
+    return _renew(model, optimized, context, spec)
+
+
+def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[str]) -> Context:
+    region, size = (_STAGING, model.scratch_fast_bytes) if model.scratch_fast_bytes else (_SCRATCH, model.scratch_bytes)
+    limit = size if spec.arena == FREE else spec.arena_cache_bytes or size if spec.arena == FAST else int(spec.arena)
+    return Context(read_memory_rates(spec), {region: max(size, limit)}, passes=passes)
+
+
+def read_image(model: CompiledModel) -> Image:
+    """Return the memory of a compiled model."""
+    sizes = {_SCRATCH: model.scratch_bytes, _STAGING: model.scratch_fast_bytes}
+    constants = np.frombuffer(model.constants, np.uint8)
+    return Image(constants, {n: size for n, size in sizes.items() if size}, _places(model.inputs), _places(model.outputs))
+
+
+def _places(tensors: Sequence[IoTensor]) -> tuple[Place, ...]:
+    return tuple((tensor.region, tensor.offset, tensor.offset + tensor.nbytes) for tensor in tensors)
+
+
+def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: EthosUCompileSpec) -> CompiledModel:
+    """Adjust Vela's estimates by the differences of the cycle model."""
+    image = optimized.stream.image
+    before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
+    offsets = _map_offsets(optimized)
+    moved = with_offsets(model.tables, lambda offset: offsets.get(offset, offset))
+    encoded = optimized.encoded.offsets
+    changed = replace(
+        model,
+        command_stream=optimized.encoded.payload,
+        constants=image.constants.tobytes(),
+        scratch_bytes=image.sizes.get(_SCRATCH, 0),
+        scratch_fast_bytes=image.sizes.get(_STAGING, 0),
+        inputs=_move(model.inputs, image.inputs),
+        outputs=_move(model.outputs, image.outputs),
+        load_tables=lambda: moved,
+        passes=optimized.effects,
+        before_passes=model,
+    )
+    old = _sum_rows(model, before, {op.key: op.key for op in optimized.before.ops})
+    new = _sum_rows(changed, after, encoded)
+    tables = _update_rows(moved, {name: _subtract(new[name], old[name]) for name in {*old, *new}})
+    return replace(changed, load_tables=lambda: tables, performance=_update_performance(changed, before, after, spec))
+
+
+def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTensor, ...]:
+    return tuple(replace(tensor, region=place[0], offset=place[1]) for tensor, place in zip(tensors, places, strict=True))
+
+
+def _map_offsets(optimized: Optimized) -> dict[int, int]:
+    """Return the new byte offsets; a removed operation has that of a remaining neighbor."""
+    order = [op.key for op in optimized.stream.ops]
+    rank = {key: number for number, key in enumerate(order)}
+    encoded = optimized.encoded.offsets
+    offsets: dict[int, int] = {}
+    following = len(order)
+    for op in reversed(optimized.before.ops):
+        if op.key in rank:
+            following = rank[op.key]
+            offsets[op.key] = encoded[op.key]
+        else:
+            offsets[op.key] = encoded[order[max(following - 1, 0)]]
+    return offsets
+
+
+def _sum_rows(model: CompiledModel, cycles: Estimate, offsets: Mapping[int, int]) -> dict[str, Counter[str]]:
+    ends = [(end, row.name) for row in model.rows() for end in row.command_offsets]
+    ends.sort()
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for operator in cycles.operators:
+        at = bisect_left(ends, (offsets[operator.keys[-1]], ""))
+        if at < len(ends):
+            accesses = {f"{name}_ac": count for name, count in operator.access_cycles.items()}
+            sums[ends[at][1]].update({"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses})
+    return sums
+
+
+def _subtract(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) - second.get(name, 0) for name in {*first, *second}}
+
+
+def _update_rows(tables: Tables, changes: Mapping[str, Mapping[str, int]]) -> Tables:
+    header, rows = tables.get("perf", ([], []))
+    updated = []
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        for column, change in changes.get(cells["name"], {}).items():
+            if change and column in cells:
+                cells[column] = str(max(int(cells[column] or 0) + change, 0))
+        updated.append([cells[name] for name in header])
+    return {**tables, "perf": (header, updated)}
+
+
+def _update_performance(changed: CompiledModel, before: Estimate, after: Estimate, spec: EthosUCompileSpec) -> Performance:
+    model = changed.before_passes
+    assert model is not None
+    performance, sizes = model.performance, Counter[str]()
+    sizes[spec.memory_system.arena_area] += changed.scratch_bytes - model.scratch_bytes
+    sizes[spec.memory_system.cache_area] += changed.scratch_fast_bytes - model.scratch_fast_bytes
+    memories = {
+        name: replace(memory, peak_bytes=max(memory.peak_bytes + sizes[name], 0)) for name, memory in performance.memories.items()
+    }
+    npu = sum(operator.npu_cycles for operator in after.operators) - sum(operator.npu_cycles for operator in before.operators)
+    return replace(
+        performance,
+        npu_cycles=performance.npu_cycles + npu,
+        total_cycles=performance.total_cycles + after.cycles - before.cycles,
+        memories=memories,
+    )

@@ -1,0 +1,24 @@
+"""Encoded streams, and memory rates of targets."""
+
+from __future__ import annotations
+
+from ethorch.npu.cycles import Regions
+from ethorch.npu.ir import Stream
+from ethorch.npu.ir.encode import encode_with_offsets
+from ethorch.npu.verify import Listing, decode_instructions
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.memory_rates import read_memory_rates
+
+
+def read_rates(target: str) -> Regions:
+    return read_memory_rates(EthosUCompileSpec(target))
+
+
+def list_instructions(stream: Stream) -> Listing:
+    """Return the encoded operations with the keys of the stream."""
+    encoded = encode_with_offsets(stream)
+    listing = decode_instructions(encoded.payload)
+    keys = {offset: key for key, offset in encoded.offsets.items()}
+    for instruction in listing.instructions:
+        instruction.op.key = keys[instruction.op.key]
+    return listing

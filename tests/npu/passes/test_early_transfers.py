@@ -1,0 +1,149 @@
+"""Transfers of weights that start early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ethorch.npu.cycles import Effects, estimate
+from ethorch.npu.ir import Op, Stream, decode, find_buffers
+from ethorch.npu.ir.dataflow import Dataflow
+from ethorch.npu.passes import early_transfers
+from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.occupancy import Occupancy
+from ethorch.npu.passes.pipeline import optimize
+from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
+from tests.npu.passes.streams import list_instructions, read_rates
+from tests.npu.verify.simulation import extreme_orders, run
+from tests.npu.verify.streams import Case, compile_case
+
+CASES = [("classifier", "ethos-u55-128"), ("blocks", "ethos-u55-128"), ("attention", "ethos-u65-256")]
+
+
+def optimize_case(network: str, target: str) -> tuple[Case, Stream, Stream]:
+    case = compile_case(network, target)
+    before = decode(case.payload, case.image)
+    after = early_transfers.run(before, Context(read_rates(target)))
+    assert after is not None
+    return case, before, after
+
+
+def is_accepted(stream: Stream, reference: Dataflow) -> bool:
+    return next(verify_listing(list_instructions(stream), stream.image, reference=reference), None) is None
+
+
+@pytest.mark.parametrize(("network", "target"), CASES)
+def test_transfers_save_cycles_and_change_no_byte(network: str, target: str) -> None:
+    case, before, after = optimize_case(network, target)
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    regions = read_rates(target)
+    for effects in (Effects(), Effects(contention=True), Effects(kernel_start=300, contention=True)):
+        assert estimate(after, regions, effects).cycles < estimate(before, regions, effects).cycles
+    assert is_accepted(after, reference)
+    assert after.image.sizes == before.image.sizes
+    listing = list_instructions(after)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    assert expected is not None
+    assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+
+
+def test_the_arena_grows_up_to_its_limit() -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    before = decode(case.payload, case.image)
+    cycles = []
+    for more in (0, 32 << 10):
+        context = Context(read_rates("ethos-u55-128"), {1: case.image.sizes[1] + more})
+        after = early_transfers.run(before, context)
+        assert after is not None and after.image.sizes[1] <= case.image.sizes[1] + more
+        cycles.append(context.rate(after))
+    assert cycles[1] <= cycles[0]
+
+
+@pytest.mark.parametrize(("network", "target"), CASES)
+def test_a_transfer_before_the_memory_is_free_is_rejected(network: str, target: str) -> None:
+    """Each transfer at each earlier position is rejected, or changes no byte."""
+    case, _, after = optimize_case(network, target)
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    rejected = 0
+    for number, op in enumerate(after.ops):
+        if not op.is_dma:
+            continue
+        for start in {*range(0, number, 3), number - 1} - {-1}:
+            ops = [*after.ops[:start], op, *after.ops[start:number], *after.ops[number + 1 :]]
+            changed = replace(after, ops=ops)
+            if not is_accepted(changed, reference):
+                rejected += 1
+                continue
+            listing = list_instructions(changed)
+            assert all(run(listing, case.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+    assert rejected
+
+
+@pytest.mark.parametrize(("network", "target"), [CASES[0], CASES[2]])
+def test_a_transfer_over_a_live_buffer_is_rejected(network: str, target: str) -> None:
+    """Weights at any other address are rejected, or overwrite no byte that is read."""
+    case, before, after = optimize_case(network, target)
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    decoded = {op.key for op in before.ops}
+    rng, rejected = np.random.default_rng(0), 0
+    for number, op in enumerate(after.ops):
+        if not op.is_dma or op.key in decoded:
+            continue
+        size = op.registers["DMA0_LEN"]
+        for address in 16 * rng.integers(0, (case.image.sizes[op.writes[0].region] - size) // 16 + 1, 12):
+            changed = move_weights(after, number, int(address))
+            if not is_accepted(changed, reference):
+                rejected += 1
+                continue
+            listing = list_instructions(changed)
+            assert all(run(listing, case.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+    assert rejected
+
+
+def move_weights(stream: Stream, number: int, address: int) -> Stream:
+    """Return a stream with another target of a transfer, from which its readers read."""
+    ops = list(stream.ops)
+    target = ops[number].writes[0]
+    buffer = next(buffer for buffer in find_buffers(ops) if number in buffer.writers)
+    for position in buffer.readers:
+        ops[position] = ops[position].copy(**_shift(ops[position], target.low, target.high, address - target.low))
+    ops[number] = ops[number].copy(DMA0_DST=address)
+    return replace(stream, ops=ops)
+
+
+def _shift(op: Op, low: int, high: int, step: int) -> dict[str, int]:
+    runs = [run for run in op.reads if run.register.startswith(("WEIGHT", "SCALE")) and low <= run.low < high]
+    return {run.register: op.registers[run.register] + step for run in runs}
+
+
+def test_weights_stay_in_fast_constants() -> None:
+    """Streams whose arena is not faster than the constants are kept."""
+    case = compile_case("classifier", "ethos-u55-128")
+    regions = read_rates("ethos-u55-128")
+    context = Context({**regions, 0: regions[1]})
+    assert early_transfers.run(decode(case.payload, case.image), context) is None
+
+
+def test_occupancy_finds_gaps_in_space_and_time() -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    ops = decode(case.payload, case.image).ops
+    size = case.image.sizes[1]
+    occupancy = Occupancy(ops, 1, size + 64, case.image)
+    assert occupancy.find([(0, len(ops) - 1, 0, 64)], 64) == size
+    assert occupancy.find([(0, len(ops) - 1, 0, 80)], 80) is None
+    occupancy.set(0, 0, size, size + 64, True)
+    assert occupancy.find([(0, len(ops) - 1, 0, 64)], 64) is None
+    assert occupancy.find([(1, len(ops) - 1, 0, 64)], 64) is not None
+    assert occupancy.find([(1, len(ops) - 1, 0, 32), (1, len(ops) - 1, 32, 32)], 64) is not None
+
+
+@pytest.mark.parametrize(("network", "target"), CASES)
+def test_the_pipeline_accepts_the_result(network: str, target: str) -> None:
+    case = compile_case(network, target)
+    result = optimize(case.payload, case.image, Context(read_rates(target)))
+    assert result is not None and not result.rejected
+    assert "early-transfers" in [effect.name for effect in result.effects]
