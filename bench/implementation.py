@@ -95,13 +95,18 @@ class VelaRun:
     seconds: float
     report: dict[str, Any]
 
-    def operator_rows(self) -> list[dict[str, str]]:
-        """Vela's estimate per scheduled operator, in stream order; compiles once more, with its database on."""
+    def compile_with_database(self) -> Any:
+        """Vela's result of the same call, once more and with its database on."""
         from ethosu import regor
 
-        options = self.options.replace("[compiler]\n", "[compiler]\nenable_db=true\n", 1)
-        compiled = regor.compile(self.accelerator, self.tosa, "TOSA", self.system_config, options=options, verbose=False)
-        tables = compiled.opt_database.tables
+        options = self.options
+        if "enable_db=true" not in options:
+            options = options.replace("[compiler]\n", "[compiler]\nenable_db=true\n", 1)
+        return regor.compile(self.accelerator, self.tosa, "TOSA", self.system_config, options=options, verbose=False)
+
+    def operator_rows(self) -> list[dict[str, str]]:
+        """Vela's estimate per scheduled operator, in stream order; compiles once more, with its database on."""
+        tables = self.compile_with_database().opt_database.tables
         source = {row[0]: dict(zip(tables["source"].header, row, strict=False)) for row in tables["source"].data}
         rows = []
         for values in tables["perf"].data:
@@ -245,6 +250,7 @@ class Compiled:
     quantized_model: Any
     program: Any
     tosa: list[bytes]
+    delegates: list[VelaRun]
 
 
 BOUNDARY = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
@@ -372,7 +378,7 @@ def run(
     if operator_rows:
         record["operator_rows"] = [delegate.operator_rows() for delegate in recorder.delegates]
     tosa = [delegate.tosa for delegate in recorder.delegates]
-    return record, Compiled(float_model, converted, program, tosa)
+    return record, Compiled(float_model, converted, program, tosa, recorder.delegates)
 
 
 def run_in_child(module: str, arguments: list[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from bench.implementation import stdout_for_json
@@ -47,28 +47,47 @@ def hashes(case: PayloadCase) -> Hashes:
 
     torch.set_num_threads(1)
     try:
-        with _cycles_by_stream() as cycles:
+        with _compiled_streams() as compiled:
             pte = case.compile()
         from ethorch.formats.pte import read
 
         delegates = [delegate for method in read(pte).methods.values() for delegate in method.delegates]
-        total = sum(cycles[bytes(delegate.payload.commands)] for delegate in delegates)
+        streams = [compiled[bytes(delegate.payload.commands)] for delegate in delegates]
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
-    return {"payloads": [_hash(delegate.blob) for delegate in delegates], "pte": _hash(pte), "pte_bytes": len(pte), "cycles": total}
+    return {
+        "payloads": [_hash(delegate.blob) for delegate in delegates],
+        "pte": _hash(pte),
+        "pte_bytes": len(pte),
+        "cycles": sum(stream.cycles for stream in streams),
+        "passes": sorted({name for stream in streams for name in stream.passes}),
+        "vela": [_hash(stream.vela) for stream in streams],
+    }
+
+
+class _CompiledStream(NamedTuple):
+    """A command stream: its cycles, the passes that changed it, and the stream before them."""
+
+    cycles: int
+    passes: tuple[str, ...]
+    vela: bytes
 
 
 @contextmanager
-def _cycles_by_stream() -> Iterator[dict[bytes, int]]:
-    """Collect Vela's cycle estimate for each command stream compiled in the context."""
+def _compiled_streams() -> Iterator[dict[bytes, _CompiledStream]]:
+    """Collect the command streams that are compiled inside, by their bytes. Older revisions have no passes."""
     from ethorch.vela.compiled_model import CompiledModel
 
-    found: dict[bytes, int] = {}
+    found: dict[bytes, _CompiledStream] = {}
     construct = CompiledModel.__init__
 
     def collect(model: CompiledModel, *arguments: Any, **named: Any) -> None:
         construct(model, *arguments, **named)
-        found[model.command_stream] = model.performance.total_cycles
+        passes = tuple(effect.name for effect in getattr(model, "passes", ()))
+        before = getattr(model, "before_passes", None)
+        known = found.get(model.command_stream)
+        vela = before.command_stream if before else known.vela if known else model.command_stream
+        found[model.command_stream] = _CompiledStream(model.performance.total_cycles, passes, vela)
 
     with mock.patch.object(CompiledModel, "__init__", collect):
         yield found
@@ -135,7 +154,7 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
     """Yield a line for each case whose hashes differ. Cases that are missing on one side are omitted."""
     for key in (key for key in before if key in after):
         was, is_ = before[key], after[key]
-        if was == is_:
+        if all(was.get(name) == is_.get(name) for name in ("error", "payloads", "pte")):
             continue
         if "error" in was or "error" in is_:
             yield f"{key}: {was.get('error', 'compiled')} -> {is_.get('error', 'compiled')}"
@@ -145,7 +164,17 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
             other = sum(a != b for a, b in zip(was["payloads"], is_["payloads"], strict=False))
             rise = 100 * (is_["cycles"] - was["cycles"]) / max(was["cycles"], 1)
             cycles = f"{was['cycles']:,} -> {is_['cycles']:,} cycles ({rise:+.2f}%)"
-            yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ; {cycles}"
+            line = f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ; {cycles}"
+            yield line + _explain(was, is_)
+
+
+def _explain(was: Hashes, is_: Hashes) -> str:
+    """Return the passes over command streams that differ, and whether Vela's streams before them are equal."""
+    names = sorted({*was.get("passes", ()), *is_.get("passes", ())})
+    if not names:
+        return ""
+    is_equal = was.get("vela") == is_.get("vela")
+    return f"; passes: {', '.join(names)}; Vela's streams are {'equal' if is_equal else 'different'}"
 
 
 def select_cases(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:

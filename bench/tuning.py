@@ -184,6 +184,13 @@ def _product() -> Any:
     return Product()
 
 
+def _multiply_rows(b: Builder, x: Any) -> Any:
+    """Multiply each pair of rows of a matrix, with the zero point that the quantizer selects for the second operand."""
+    written = b.tuning.written_weights
+    columns, zero_point = b.emit("TRANSPOSE", x, perms=[0, 2, 1]), 0 if written is None else written.zero_point
+    return b.rescale(b.emit("MATMUL", x, columns, a_zp=zero_point, b_zp=zero_point), 0.001, dtype="INT8")
+
+
 def _scores() -> Any:
     """Return a product of the first row of each head and all other rows, like a query and keys."""
     import torch
@@ -405,6 +412,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "product of 16 rows and 1,024 columns over 32 places",
         of_module(_product, 1, 32, 1040),
         {U55: None},
+    ),
+    Measurement(
+        "written_weights",
+        "product of each pair of rows of [4,64,64], INT8",
+        of_operator("INT8", (4, 64, 64), _multiply_rows),
+        {U55: None, U65: None},
     ),
     Measurement(
         "turns_stored_transposes",

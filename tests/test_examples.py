@@ -51,7 +51,7 @@ def test_what_is_missing_is_said_at_the_start(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     said = f"{capsys.readouterr().err}{ended.value.code}"
-    assert f"error: examples/{name}.py needs" in said and f'missing: {module}: pip install -e ".[{extra}]"' in said
+    assert f"error: examples/{name}.py requires" in said and f'{module} cannot be found. Run pip install -e ".[{extra}]"' in said
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ def build_pte(
     """
     for number, axis in list_unlimited_dims(dynamic_shapes or ()):
         logger.warning(
-            "axis %d of input %d has no maximum, so the program accepts at most the size of the example inputs. Export with "
+            "axis %d of input %d has no maximum, so the size in the example inputs becomes the maximum. Export with "
             "Dim(..., max=N), or use shapes=[...]. [dynamic.no_maximum]",
             axis,
             number,

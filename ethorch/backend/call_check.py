@@ -26,9 +26,9 @@ def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
 
 
 def _compare(kind: str, nodes: Sequence[Node], tensors: Sequence[IoTensor]) -> None:
-    bug = "Please report it with the model: this is a bug of ethorch or of Vela."
+    bug = "This is a bug in ethorch or in Vela. Please report it, and attach the model."
     if len(nodes) != len(tensors):
-        raise EthorchError(f"expected {count_noun(len(tensors), kind)} of the delegate, got {len(nodes)} in the call. {bug}")
+        raise EthorchError(f"expected {count_noun(len(tensors), kind)} in the call of the delegate, got {len(nodes)}. {bug}")
     for number, (node, tensor) in enumerate(zip(nodes, tensors, strict=True)):
         value = node.meta.get("val")
         if not _fits(value, tensor):

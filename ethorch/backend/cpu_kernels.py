@@ -1,7 +1,7 @@
 """Check at compile time that ExecuTorch has a kernel for each CPU operator.
 
 Desktop kernels are registered in this process. Portable kernels (for firmware) are listed in ExecuTorch's wheel. A missing kernel
-causes only a warning because users can link other kernels.
+is only a warning, because users can link other kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Return the reason if ExecuTorch has no desktop kernel or no portable kernel for a node, or None."""
+    """Return the reason if ExecuTorch lacks a desktop kernel or a portable kernel for a node, or None."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
@@ -54,8 +54,8 @@ def without_kernel(node: Node) -> Reason | None:
     if op.namespace == "aten" and (portable := _portable()) and kernel_of(node.target) not in portable:
         return Reason(
             "cpu.not_portable",
-            f"ExecuTorch has the CPU kernel {kernel_of(node.target)} only in its desktop library, not in the portable one",
-            f"{_remedy(node)} Or link that kernel into the firmware.",
+            f"ExecuTorch's library of portable kernels does not contain {kernel_of(node.target)}; only its desktop library does",
+            f"{_remedy(node)} Or link your own kernel into the firmware.",
         )
     return None
 
@@ -64,7 +64,7 @@ def _remedy(node: Node) -> str:
     replacement = instead_of(op_name(node.target))
     if find(node.target) is None:
         return replacement
-    return "It runs on the NPU if it is quantized and not refused." + ("" if replacement == OTHERS else f" {replacement}")
+    return "The operator runs on the NPU if it is quantized and not refused." + ("" if replacement == OTHERS else f" {replacement}")
 
 
 @lru_cache(maxsize=4096)

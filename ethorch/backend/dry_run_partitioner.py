@@ -53,10 +53,14 @@ def refusal_of(message: str) -> Reason:
     if STREAM_TOO_LONG in message:
         return Reason(
             "vela.stream",
-            f"the operator alone needs too many commands: {message}",
+            f"the operator is too large for one delegate: {message}",
             "Split the operator in the model, and join the results with torch.cat on the CPU.",
         )
-    return Reason("vela.refused", f"Vela refuses the operator: {message}", "Please report it: a limit is missing.")
+    return Reason(
+        "vela.refused",
+        f"Vela refuses the operator: {message}",
+        "Please report this; ethorch should detect unsupported operators before Vela does.",
+    )
 
 
 class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorch has no types
@@ -102,7 +106,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Group the supported nodes into the fewest partitions, tag them, and add reasons for other operators to ``report``."""
+        """Group the supported nodes into the fewest partitions, tag them, and add the reasons for other operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
@@ -125,7 +129,9 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         """Decompose refused operators that were kept for the NPU. The resulting operators stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
-            self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
+            self.declined[origin_of_codes(node)] = refusal_of(
+                "the operator results from the decomposition of an operator that Vela refuses"
+            )
 
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which must not change the program.
@@ -157,8 +163,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
         if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not has_delegate):
             logger.warning(
-                "no operator is quantized, so none can run on %s. Use operators of docs/ops.md. Without ethorch.compile, "
-                "quantize with EthosUQuantizer, prepare_pt2e, calibration and convert_pt2e before lowering",
+                "no operator is quantized, so none can run on %s. Use operators listed in docs/ops.md. If you do not use "
+                "ethorch.compile, quantize the model before lowering (EthosUQuantizer, prepare_pt2e, calibration, convert_pt2e)",
                 self.report.target,
             )
         elif not has_delegate:

@@ -37,11 +37,7 @@ def is_attached(program: ExportedProgram) -> bool:
 
 
 def find_spec(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
-    """Return the spec stored in the nodes, or the spec in the list if the nodes have none.
-
-    Raises:
-        SpecError: ``kind`` does not support the list.
-    """
+    """Return the spec stored in the nodes, or else the spec in the list. Raise SpecError if ``kind`` does not support the list."""
     for node in program.graph.nodes:
         spec = node.meta.get(_KEY)
         if isinstance(spec, kind):

@@ -29,7 +29,6 @@ class OtherProgram:
         edge: The program before serialization.
         module: The lowered module, after quantization.
         report: Report of the partitioner, or None if the program has no delegates.
-        inputs: Example inputs, in the layout of the program's inputs.
     """
 
     edge: EdgeProgramManager

@@ -22,9 +22,6 @@ class EthosUPartitioner(DryRunPartitioner):
     Args:
         compile_spec: An EthosUCompileSpec, or its list form.
         additional_checks: User-defined checks. Nodes that a check refuses stay on the CPU.
-
-    Attributes:
-        report: PartitionReport of all programs processed so far.
     """
 
     backend = EthosUBackend

@@ -104,10 +104,7 @@ class _FoundBackends:  # replaces BackendDetails and hides backends with the nam
 
 
 def install() -> None:
-    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent.
-
-    Without this function, ExecuTorch's search by name depends on the import order.
-    """
+    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent."""
     backend_api.BackendDetails = _FoundBackends
 
 

@@ -1,7 +1,6 @@
 """Compute matrix products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations per product.
 
-ExecuTorch's ``cortex_m`` library uses CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8 mac.cortex_m`` of
-``ethorch.figures.RATES`` is an assumption.
+ExecuTorch's ``cortex_m`` library calls CMSIS-NN, which uses Helium on Cortex-M55 and M85.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from ethorch.support.errors import EthorchError, Reason
 LEFT_TO_CPU = "ethorch_left_to_cpu"
 REASON = Reason(
     "cost.product_on_cpu",
-    "the setting partition leaves products of two activations to the CPU's int8 kernel",
-    "Use partition='npu' to run it on the NPU, or partition='cost' to compare the estimates.",
+    "the setting partition assigns products of two activations to the CPU's int8 kernel",
+    "Use partition='npu' to run the product on the NPU, or partition='cost' to compare the estimates.",
 )
 SCRATCH = Reason(
     "cost.scratch_of_product",
-    "scratch memory of a product that the setting partition leaves to the CPU's int8 kernel",
+    "the operator allocates scratch memory for a product that the setting partition assigns to the CPU's int8 kernel",
     "Use partition='npu' to run the product on the NPU.",
 )
 
@@ -66,10 +65,7 @@ def products(module: GraphModule) -> list[Node]:
 def move_products_to_cpu(module: GraphModule) -> GraphModule:
     """Return a copy of the graph in which the CPU operator ``ethorch.quantized_batch_matmul`` replaces each of the ``products``.
 
-    Because of rounding, results may differ by 1 from those of the NPU.
-
-    Raises:
-        EthorchError: The graph has no such product.
+    Because of rounding, results may differ by 1 from those of the NPU. Raise EthorchError if the graph has no such product.
     """
     if not products(module):
         raise EthorchError(

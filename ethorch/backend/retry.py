@@ -59,7 +59,7 @@ def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
             except VelaError as error:
                 cut = error.too_long
                 if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
-                    logger.info("a delegate has too many commands; another one begins with %s", cut)
+                    logger.info("a command stream exceeds the maximum length; a new delegate begins with %s", cut)
                     for (_, user), report in zip(users, before, strict=True):
                         user.begins[cut] = user.begins.get(cut, 0) + 1  # one level later than in the last attempt
                         user.report.restore(report)

@@ -38,7 +38,7 @@ def _explain(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> Rea
         if is_consequence(cause):
             edge += _neighbors(neighbor, cause.id)
             continue
-        relation = "its input comes from" if reason.id == _INPUT else "its float result goes to"
+        relation = "the operator reads" if reason.id == _INPUT else "the float result is read by"
         return Reason(
             reason.id, f"{relation} {origin_of(neighbor)}, which stays on the CPU: {cause.text} [{cause.id}]", cause.remedy
         )

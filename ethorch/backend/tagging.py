@@ -54,7 +54,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes. Nodes that only assertions read are dropped unless an input is a returned node."""
+    """Return the tagged nodes, except nodes that only assertions read and whose inputs are not returned either."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
@@ -75,7 +75,7 @@ def group_nodes(
     """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
     A node's level is the largest number of transitions to the CPU on a path to the node. No path between nodes of one level
-    contains CPU operators, so these nodes form a group. Groups are in graph order, without dequantize nodes.
+    contains CPU operators, so these nodes form a group. Groups are in graph order and contain no dequantize nodes.
 
     Args:
         inner: Casts whose results a delegate cannot return. A cast belongs to the partition of its readers.

@@ -148,7 +148,7 @@ def report(
     baseline: Annotated[str | None, option(help="Earlier build to compare the program with.", metavar="PROGRAM")] = None,
     fail_on_regression: Annotated[
         float | None,
-        option(help="Return exit status 3 if a total is worse than in --baseline by more than PERCENT.", min=0, metavar="PERCENT"),
+        option(help="Exit with status 3 if a total is more than PERCENT worse than in --baseline.", min=0, metavar="PERCENT"),
     ] = None,
 ) -> Answer:
     """Write a report: verdict, layers, cycles, timeline, memory, roofline, accuracy, advice.
@@ -249,7 +249,6 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
 
 
 def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the accuracy from the folder's ``comparison.json`` if the data has no accuracy."""
     folder = folder.parent if folder.name == "program.json" else folder
     if data.get("accuracy") is not None or not folder.is_dir():
         return data

@@ -32,7 +32,6 @@ class Answer:
     Attributes:
         data: JSON-compatible data for ``--json``, documented in docs/json.md.
         text: Function that returns the text or Rich tables to print.
-        status: Exit status of the process.
     """
 
     data: Any
@@ -52,7 +51,7 @@ def give(answer: Answer, as_json: bool) -> None:
 
 
 def stack(*parts: RenderableType) -> RenderableType:
-    """Return a group that prints one renderable after the other."""
+    """Return a group that prints renderables one after the other."""
     from rich.console import Group
 
     return Group(*parts)

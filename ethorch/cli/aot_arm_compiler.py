@@ -97,9 +97,13 @@ def aot_arm_compiler(
     debug: Annotated[bool, typer.Option("--debug", help="Ignored; use --verbose.")] = False,
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Ignored; export is always non-strict.")] = False,
     evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Ignored; use `ethorch evaluate`.")] = False,
-    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="Ignored; set by a value after -e.")] = None,
+    evaluate_kind: Annotated[
+        str | None, typer.Option("--evaluate_kind", help="Ignored; receives the optional value of -e.")
+    ] = None,
     evaluate_config: Annotated[str | None, typer.Option("--evaluate_config", "-c", help="Ignored; use `ethorch evaluate`.")] = None,
-    enable_qdq_fusion_pass: Annotated[bool, typer.Option("--enable_qdq_fusion_pass", help="Ignored, as in the script.")] = False,
+    enable_qdq_fusion_pass: Annotated[
+        bool, typer.Option("--enable_qdq_fusion_pass", help="Ignored, as in ExecuTorch's script.")
+    ] = False,
     direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
     """Compile a model with the options of ExecuTorch's Arm script."""

@@ -48,7 +48,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         else:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except ModuleNotFoundError:
-        raise EthorchError(f"reading {path} requires the package safetensors. Use `pip install safetensors`.") from None
+        raise EthorchError(f"reading {path} requires the package safetensors. Run pip install safetensors.") from None
     except Exception as error:  # torch.load raises many exception types for invalid files
         raise EthorchError(f"cannot read a state dict from {path}: {str(error).splitlines()[0]}") from error
     if not isinstance(state, Mapping):
@@ -59,7 +59,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     parameters = module.state_dict()
     differences = [
         _describe_names("missing from the file", [key for key in parameters if key not in state]),
-        _describe_names("unknown to the model", [key for key in state if key not in parameters]),
+        _describe_names("not in the model", [key for key in state if key not in parameters]),
         _describe_names(
             "with a different shape",
             [
@@ -75,7 +75,6 @@ def _load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
-    """Return the number and first names of tensors with a problem, or an empty string if ``names`` is empty."""
     if not names:
         return ""
     more = f", and {len(names) - most} more" if len(names) > most else ""

@@ -93,7 +93,7 @@ Assignments = Annotated[
     list[str] | None,
     _option(
         "--set",
-        help="Any setting, e.g. arena=64K. `--set help` lists them.",
+        help="Any setting, e.g. arena=64K. `--set help` lists all settings.",
         panel=SETTINGS,
         metavar="FIELD=VALUE",
         callback=_print_fields,

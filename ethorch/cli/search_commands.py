@@ -33,7 +33,7 @@ def explore(
     ] = None,
     resume: Annotated[
         Path | None,
-        option(help="File of finished variants, to continue a run.", metavar="FILE.jsonl"),
+        option(help="File that stores finished variants; an interrupted run continues from it.", metavar="FILE.jsonl"),
     ] = None,
     jobs: Annotated[int | None, option(help="Number of worker processes [one per CPU].", min=1)] = None,
 ) -> Answer:
@@ -67,16 +67,16 @@ def tune(
     choices: options.Choices,
     goal: Annotated[
         str,
-        option(help="accuracy, flash, cycles, or a value of --metric [accuracy].", metavar="GOAL"),
+        option(help="Goal: accuracy, flash, cycles, or a minimum value of --metric [accuracy].", metavar="GOAL"),
     ] = "accuracy",
-    metric: Annotated[str | None, option(help="A function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
+    metric: Annotated[str | None, option(help="Function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
     recipe: Annotated[
         list[str] | None,
         option(help="Recipe for weights, e.g. 32-values or 2:4; repeatable.", metavar="RECIPE"),
     ] = None,
-    keep: Annotated[list[str] | None, option(help="A weight or module that is not changed; repeatable.", metavar="NAME")] = None,
+    keep: Annotated[list[str] | None, option(help="Weight or module to leave unchanged; repeatable.", metavar="NAME")] = None,
     output: Annotated[
-        Path | None, option("--output", "-o", help="The program to write: a .pte or a folder [none].", metavar="FILE")
+        Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
     """Raise accuracy or shrink weights. Without -o, only print the changes. Exit status 3: the goal is missed."""

@@ -17,7 +17,6 @@ class CommandMap:
     """The commands of one delegate that start an operation.
 
     Attributes:
-        delegate: Number of the delegate in the file.
         stream_bytes: Size of all commands, which is the value of register QSIZE.
         offsets: Byte offset of each command from the first command, in ascending order.
         layers: Index of each command's layer.
@@ -31,13 +30,13 @@ class CommandMap:
     def at(self, position: int) -> int:
         """Return the layer that runs while register QREAD is ``position``.
 
-        This is the layer of the last command that was read completely, or the first layer if no command was read completely.
+        This is the layer of the last command that was read completely, or the first layer if there is none.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 
 
 def command_maps(program: Subject, layers: Sequence[Layer], sources: Mapping[int, Sources] | None) -> dict[int, CommandMap]:
-    """Return the command map of each Ethos-U delegate with at least one operation, by delegate number.
+    """Return the command maps of Ethos-U delegates with at least one operation, by delegate number.
 
     Args:
         sources: Operator of each command, by delegate number. If None, each computing command is one layer.

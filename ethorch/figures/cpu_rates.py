@@ -1,4 +1,4 @@
-"""The kernel library and the estimated Cortex-M55 cycles of each CPU operator.
+"""The kernel library and estimated Cortex-M55 cycles of each CPU operator.
 
 A rate is a number of cycles per unit of work. Counted rates are instructions executed by the firmware's C kernels
 (docs/cpu-kernels.md) on an emulated Cortex-M33, at one cycle each. Assumed rates are derived from the work per element in C++;
@@ -84,7 +84,7 @@ def library_of(kernel: str) -> str:
 
 
 def rate_of(kernel: str) -> Rate:
-    """Return the rate of a kernel, or the rate ``other`` if the kernel has no specific rate."""
+    """Return the rate of a kernel. Default: the rate ``other``."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]
@@ -96,11 +96,7 @@ def rate_of(kernel: str) -> Rate:
 
 
 def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) -> int:
-    """Estimate the Cortex-M55 cycles of one kernel call.
-
-    Args:
-        macs: Result of :func:`macs_of`.
-    """
+    """Estimate the Cortex-M55 cycles of one kernel call."""
     rate = rate_of(kernel)
     if base_name(kernel) == "index_put" and kernel.endswith("_"):  # the in-place operator moves only the values
         inputs, outputs = inputs[-1:], []

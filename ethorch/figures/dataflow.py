@@ -25,8 +25,8 @@ class Dataflow:
 
     Attributes:
         layers: Layers in execution order. Each NPU layer is one operation in a command stream.
-        inputs, outputs: Names of the program's inputs and outputs, e.g. ``input 0``.
-        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
+        inputs, outputs: Names, e.g. ``input 0``.
+        edges: Pairs (producer, consumer) of names of inputs or outputs, or layer indices as text.
     """
 
     layers: tuple[Layer, ...]
@@ -38,7 +38,7 @@ class Dataflow:
 def dataflow(program: Subject) -> Dataflow:
     """Build the dataflow graph from the memory accesses of commands and calls.
 
-    Weights do not create edges. Branches are followed one after the other. Compile-time information is ignored.
+    Weights do not create edges. Branches are treated as consecutive. Compile-time information is ignored.
 
     Raises:
         MachineFault: A command stream is malformed.

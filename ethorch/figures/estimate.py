@@ -34,8 +34,8 @@ class Part:
     Attributes:
         name: Label, e.g. ``NPU operators``.
         where: ``NPU`` or ``CPU``.
-        cycles: NPU or CPU clock cycles, depending on ``where``, or None if unknown.
-        milliseconds: Time for the cycles, or None if the cycles or the clock are unknown.
+        cycles: Clock cycles of the NPU or the CPU, or None if unknown.
+        milliseconds: Time, or None if the cycles or the clock are unknown.
         source: Origin of the figure: ``Vela``, names of rates in ``figures.RATES``, ``counted`` or ``assumed``.
     """
 
@@ -52,7 +52,7 @@ class Estimate:
 
     Attributes:
         parts: Parts whose cycles are not 0.
-        npu_hz, cpu_hz: Clock frequencies of the NPU and of the CPU, or 0 if unknown.
+        npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
         macs: Multiply-accumulates. A compiled program counts them in the model's graph, a loaded program in the NPU layers.
     """
 
@@ -96,8 +96,8 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
     """Estimate the inference time of a program.
 
     Args:
-        payloads: Payloads of the delegates. The estimate includes copies of all delegate inputs and outputs, because ExecuTorch's
-            delegate copies them. Generated firmware avoids most of these copies.
+        payloads: Payloads of the delegates. Copies of all their inputs and outputs are included, as in ExecuTorch's delegate.
+            Generated firmware avoids most of these copies.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
     """
     ends = set(_find_end_transposes(layers))

@@ -32,26 +32,26 @@ class Layer:
         index: Position in execution order.
         name: Output tensor of an NPU operation, or the kernel name of a CPU operator with a program input or output.
         where: ``NPU`` or ``CPU``.
-        delegate: Number of the delegate in the file, or None on the CPU.
-        operator: Operation name in Vela, or the name of the ExecuTorch kernel.
+        delegate: Delegate number, or None on the CPU.
+        operator: Name of Vela's operation or of ExecuTorch's kernel.
         operators: PyTorch operators that the layer computes, if known.
         tosa_operators: TOSA operators that Vela merged into the layer.
         module, source: Module path and ``file.py:line`` in the user's code, or "" if unknown.
         cycles: NPU or Cortex-M55 clock cycles, or None if unknown.
         npu_cycles: Cycles of the computation without memory stalls, or None on the CPU or if unknown.
-        share: Share of the cycles of all layers, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
-        macs: Multiply-accumulates.
+        share: Share of the program's cycles, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
+        macs: Number of multiply-accumulates.
         utilization: ``macs`` divided by the NPU's capacity in ``cycles``, from 0 to 1, or None if unknown.
         bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
         access_cycles: Access cycles for each memory.
         read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
             ``Ram`` on the CPU.
         ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.
-        transfer_cycles: Cycles in which the DMA loads the layer's weights while the previous operation runs.
-        staging_bytes: Bytes of staging memory or SRAM in use while the layer runs, or None if unknown.
+        transfer_cycles: Cycles of the layer's weight transfer during the previous operation.
+        staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
-        library: ExecuTorch library that contains the kernel, or "" on the NPU.
-        estimate: Name of the rate that estimates the cycles of a CPU operator, or "" on the NPU.
+        library: ExecuTorch library of the kernel, or "" on the NPU.
+        estimate: Rate that estimates the cycles of a CPU operator, or "" on the NPU.
     """
 
     index: int

@@ -32,8 +32,8 @@ def layers(
 ) -> tuple[Layer, ...]:
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
-    All figures are known for a build. For a .pte, each computing NPU command is one layer, of which only bytes and
-    multiply-accumulates are known. ``sources`` adds cycles, PyTorch operators and source lines. Branches are listed one after
+    All figures are known for a build. For a .pte, each computing NPU command is one layer with known bytes and
+    multiply-accumulates, to which ``sources`` adds cycles, PyTorch operators and source lines. Branches are listed one after
     the other.
 
     Args:
@@ -54,7 +54,7 @@ class Run:
 
 
 def runs(program: Subject) -> list[Run]:
-    """Return the calls of the method in execution order, with numbered layers and the layers' shares of the cycles."""
+    """Return the calls of the method in execution order, with numbered layers and their shares of the cycles."""
     origins = _cpu_origins(program)
     calls: list[Run] = []
     count = 0
@@ -110,7 +110,7 @@ def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) 
 
 
 def ends_of(program: Subject, call: Call) -> tuple[list[tuple[int, Value]], list[tuple[int, Value]]]:
-    """Return the tensors that an operator call reads, and the tensors that the call writes."""
+    """Return the tensors that an operator call reads, and those that it writes."""
     # The last argument of an ExecuTorch call is its output, or a list of outputs.
     outputs = program.tensors_of(call.args[-1]) if call.args else []
     written = {number for number, _ in outputs}
@@ -124,7 +124,6 @@ def _bytes(values: list[Value]) -> dict[str, int]:
 
 
 def _cpu_origins(program: Subject) -> defaultdict[str, Iterator[Origin]]:
-    """Return the origins of CPU operators in execution order, by operator name."""
     # A program does not record source lines. If the number of calls of an operator is equal to the number of refused operators
     # with its name, origins are assigned in order. Otherwise they are omitted.
     origins_by_name: dict[str, list[Origin]] = defaultdict(list)

@@ -14,13 +14,7 @@ _ROLES = {"scratch": "feature_maps", "staging": "staging", "weights": "constants
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The bytes that a program requires in one memory of a board.
-
-    Attributes:
-        memory: Name of the memory.
-        needs_bytes: Bytes that the program requires.
-        size_bytes: Size of the memory.
-    """
+    """The bytes that a program requires in one memory of a board, and the size of the memory."""
 
     memory: str
     needs_bytes: int
@@ -30,7 +24,7 @@ class MemoryUse:
 def uses(report: MemoryReport, roles: Roles) -> tuple[MemoryUse, ...]:
     """Return the bytes required in each memory for feature maps, staging, weights and command streams.
 
-    Data of the CPU is not included, because any memory can store it. The budgets ``ram`` and ``flash`` include this data.
+    CPU data is not included, because any memory can store it. The budgets ``ram`` and ``flash`` include CPU data.
     """
     needs_by_memory = {memory.name: 0 for memory in (roles.feature_maps, roles.staging, roles.constants)}
     size_by_memory = {memory.name: memory.size_bytes for memory in (roles.feature_maps, roles.staging, roles.constants)}

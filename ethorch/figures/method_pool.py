@@ -133,7 +133,7 @@ def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
 
 
 def max_lookup_use(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the maximum number of temporary bytes that one kernel lookup uses for the tensor types and axes of a call."""
+    """Return the maximum temporary bytes that one kernel lookup uses for the tensor types and axes of a call."""
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * size + _axes(method, call) for call in method.calls if call.delegate is None), default=0)
 
@@ -143,7 +143,7 @@ def _axes(method: Method, call: Call) -> int:
 
 
 def kernel_temporary_bytes(method: Method) -> int:
-    """Return the maximum number of temporary bytes that a kernel allocates.
+    """Return the maximum temporary bytes that a kernel allocates.
 
     In executorch 1.4 and 1.5, only topk allocates: 16 bytes (a value and an index) for each element along the axis.
     """

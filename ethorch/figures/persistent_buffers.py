@@ -91,7 +91,7 @@ def _window(tensor: IoTensor) -> Window:
 
 
 def _is_aligned(tensor: IoTensor, value: Value) -> bool:
-    """Return True if the offsets in the scratch region and in the buffer both have the alignment that commands require."""
+    """Return True if both offsets have the alignment that commands require."""
     return value.place is not None and not tensor.offset % IN_PLACE_ALIGNMENT and not value.place[1] % IN_PLACE_ALIGNMENT
 
 

@@ -15,12 +15,11 @@ class Pools:
     """The pools for ExecuTorch's ``MemoryManager`` on a Cortex-M, in bytes.
 
     Attributes:
-        method: Name of the method.
         method_pool_bytes: Method allocator. See ``figures.method_pool``.
         delegate_bytes: Bytes that ethorch's Cortex-M delegate adds to the method allocator. Arm's delegate uses the heap instead.
         temporary_pool_bytes: Temporary allocator, which is the maximum of scratch region, kernel memory and kernel lookup.
         planned_bytes: Buffers in the memory plan, in the order of the plan.
-        io_bytes: Inputs and outputs that are not in the memory plan, so that the application allocates them.
+        io_bytes: Inputs and outputs outside the memory plan, which the application allocates.
         fast_bytes: Staging memory of the NPU (region 2), which the firmware allocates.
     """
 

@@ -35,11 +35,10 @@ class Measurements:
     Attributes:
         npu_cycles: NPU cycles of each inference, read from the NPU's cycle counter.
         cpu_cycles: CPU cycles of each inference, counted by firmware. FVPs do not simulate CPU cycles accurately.
-        delegate_cycles: For each delegate number, the NPU cycles of each call.
-        counters: For each NPU event, the count in each inference.
+        delegate_cycles: NPU cycles of each call, by delegate number.
+        counters: Counts of each inference, by NPU event.
         histogram: Number of samples for each delegate number (None if not recorded) and QREAD offset in bytes.
         milliseconds: Time of each call.
-        files: Paths of the files.
         lines: File and line of the first sample for each key of ``histogram``.
     """
 

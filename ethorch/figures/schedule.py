@@ -23,13 +23,11 @@ class PlannedTensor:
     """A tensor in Vela's memory plan for one delegate.
 
     Attributes:
-        name: Name of the TOSA tensor, or the name of a buffer in Vela.
-        memory: Name of the memory in Vela.
+        name: Name of a TOSA tensor or of a Vela buffer.
         address, size_bytes: Location within the region.
-        first, last: Positions of the first and the last operation in the schedule during which the tensor is alive.
+        first, last: Positions of the first and last operation during which the tensor is alive.
         begins, ends: Lifetime in Vela's time, which has two steps per operation.
         dtype, layout: Names of the type and the layout in Vela.
-        origin: Origin in the user's model.
     """
 
     name: str
@@ -156,11 +154,8 @@ class Schedule:
         return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        """Return the origin of a tensor.
-
-        Weight buffers have the origin of the reading operation. Other tensors that Vela creates have the origin of the writing
-        operation.
-        """
+        """Return the origin of a tensor."""
+        # Vela's weight buffers have the origin of the reading operation, and its other tensors that of the writing operation.
         op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin

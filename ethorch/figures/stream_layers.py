@@ -1,6 +1,6 @@
 """Derive the layers of a delegate from its command stream.
 
-A command stream records neither operators nor cycles. If ``Sources`` are stored with the file, layers include both.
+A command stream records neither operators nor cycles. ``Sources`` provide both.
 """
 
 from __future__ import annotations

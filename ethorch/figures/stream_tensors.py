@@ -49,8 +49,7 @@ class StreamTensor:
     """An address range that commands write and read.
 
     Attributes:
-        region: Number of the region.
-        start, end: First address, and first address after the tensor.
+        start, end: First address, and the address after the tensor.
         first, last: Positions of the layers with the first write and the last read.
         dtype, layout: Type of a feature map, or "" for a DMA transfer.
     """

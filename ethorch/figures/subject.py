@@ -33,12 +33,12 @@ class Part:
 
     Attributes:
         number: Position in the file.
-        backend: Id of the delegate's backend.
+        backend: Backend id.
         blob_bytes: Size in the file.
         payload: NPU payload, or None for other backends.
         lowered: Compile-time information, or None for a .pte.
         sources: Operator of each command, or None if unknown.
-        spec: Compile spec, or None if the file does not record the spec or the spec's ini file does not exist.
+        spec: Compile spec, or None if it is not recorded or its ini file does not exist.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Part:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """The size of region 2: the size planned by Vela, or for a .pte the bytes that commands access."""
+        """The size of region 2 as planned by Vela, or for a .pte the bytes that commands access."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
@@ -79,7 +79,7 @@ class Part:
         return None if self.spec is None else self.spec.memory_system
 
     def memory_of(self, region: int) -> str:
-        """Return the name in Vela of a region's memory, e.g. ``Sram``, or the name of the region if the spec is unknown."""
+        """Return Vela's name of a region's memory, e.g. ``Sram``, or the region's name if the spec is unknown."""
         system = self.memory_system
         if system is None or region not in REGIONS:
             return REGIONS.get(region, f"region {region}")
@@ -92,8 +92,7 @@ class Subject:
     """One method of a program.
 
     Attributes:
-        pte: Contents of the file.
-        program, method: Parsed file, and the parsed method.
+        program, method: Parsed file and method.
         parts: Delegates of the method.
         partition: Partition report, or None for a .pte.
     """
@@ -152,7 +151,7 @@ def subject(
     Args:
         source: Build, or the contents or path of a .pte.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
-        spec: Compile spec. Required only if the file refers to a custom ini file.
+        spec: Required only if the file refers to a custom ini file.
         sources: Operator of each command, by delegate number. See ``vela.artifacts.sources``.
 
     Raises:

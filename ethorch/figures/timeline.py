@@ -23,10 +23,9 @@ class Event:
     """An interval on a lane.
 
     Attributes:
-        name: Name of the layer.
+        name, layer: Name and index of the layer.
         lane: ``NPU``, ``DMA`` or ``CPU``.
-        layer: Index of the layer.
-        start_cycles, duration_cycles: Start and duration in NPU clock cycles.
+        start_cycles, duration_cycles: NPU clock cycles.
     """
 
     name: str
@@ -49,20 +48,19 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
     """Schedule the layers one after the other, and weight transfers during the previous layer. Omit layers with 0 cycles.
 
     Args:
-        layers: Layers from :func:`ethorch.figures.layers`.
         cpu_clock_ratio: CPU clock divided by NPU clock.
 
     Raises:
         EthorchError: The cycles of a layer are unknown, or the ratio is not positive.
     """
     if not cpu_clock_ratio > 0:
-        raise EthorchError(f"cpu_clock_ratio: expected a positive number, got {cpu_clock_ratio}. Use CPU clock / NPU clock.")
+        raise EthorchError(f"cpu_clock_ratio: expected a positive number, got {cpu_clock_ratio}. Pass CPU clock / NPU clock.")
     events: list[Event] = []
     now = previous_start = 0  # start of the previous NPU operation
     for layer in layers:
         if layer.cycles is None:
             raise EthorchError(
-                f"expected layers with known cycles; a .pte does not record the cycles of layer {layer.index} ({layer.name}). "
+                f"the cycles of layer {layer.index} ({layer.name}) are unknown, because a .pte does not record them. "
                 "Compile the model, or pass the folder written by dump_intermediate_artifacts_to() as sources."
             )
         cycles = layer.cycles if layer.where == NPU else round(layer.cycles / cpu_clock_ratio)
@@ -79,10 +77,9 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
 def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float | None = None) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format, as JSON-compatible data.
 
-    Each lane is a thread. Times are in microseconds. The arguments of an event are the figures of its layer.
+    Each lane is a thread. Times are in microseconds. Events contain the figures of their layers.
 
     Args:
-        layers: Layers from :func:`ethorch.figures.layers`.
         core_clock_hz: NPU clock. See ``EthosUCompileSpec.memory_system``.
         cpu_clock_hz: CPU clock. Default: the NPU clock.
 

@@ -75,6 +75,6 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def write_row(instance: DataclassInstance) -> dict[str, Any]:
-    """Return JSON-compatible data from which ``read_row`` restores an equal instance. Non-finite floats become strings."""
+    """Return JSON-compatible data for ``read_row``. Non-finite floats become strings."""
     values = {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}

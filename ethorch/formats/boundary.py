@@ -1,7 +1,6 @@
 """Quantization parameters of a program's inputs and outputs, stored as constant methods of the .pte.
 
-Method names follow ExecuTorch's passes: ``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``,
-``input0_dtype``.
+Method names follow ExecuTorch's passes: ``input0_scale``, ``input0_zp``, ``input0_quant_min``, and so on.
 """
 
 from __future__ import annotations

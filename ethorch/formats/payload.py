@@ -8,8 +8,7 @@ The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both
 per tensor: shape (6, left-padded with ones), element size, byte offset, region. The data of an external block is a key of 64
 characters that names the data in the program.
 
-The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. The staging memory (region 2, in Dedicated_Sram
-modes) is not recorded because firmware has one buffer for all delegates. ``runtime/cpp/payload.cpp`` mirrors this file.
+The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
 
 from __future__ import annotations
@@ -61,16 +60,13 @@ class IoTensor:
 
 @dataclass(frozen=True)
 class DelegatePayload:
-    """The contents of a delegate, validated on construction.
+    """The contents of a delegate. Raises PayloadError on construction if a field is out of range.
 
     Attributes:
         commands: Vela's command stream with its COP1 (or COP2) header.
         weights: Region 0: weights, scales, tables, constants.
         scratch_bytes: Size of region 1, which contains feature maps, inputs and outputs.
         inputs, outputs: Tensors in the order of the delegate's arguments.
-
-    Raises:
-        PayloadError: A field is out of range.
     """
 
     commands: bytes = field(repr=False)
@@ -104,7 +100,7 @@ class DelegatePayload:
             )
         if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
             raise PayloadError(
-                f"{what} is located at bytes {tensor.offset} to {tensor.offset + tensor.nbytes} of a scratch region of "
+                f"{what} is located at bytes {tensor.offset} to {tensor.offset + tensor.nbytes}, outside of the scratch region of "
                 f"{self.scratch_bytes} bytes."
             )
 
@@ -113,7 +109,7 @@ class DelegatePayload:
 
         Args:
             external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates share equal data. ExecuTorch's own delegate supports external blocks since 1.5.
+                Delegates share equal data. ExecuTorch's delegate supports external blocks since 1.5.
         """
         blocks = {
             _BEGIN: b"",
@@ -134,13 +130,9 @@ class DelegatePayload:
 
     @classmethod
     def unpack(cls, blob: bytes | bytearray | memoryview, named: Mapping[str, bytes] | None = None) -> DelegatePayload:
-        """Parse an untrusted blob.
+        """Parse an untrusted blob. Raise PayloadError, with the block's name, if it is malformed.
 
-        Args:
-            named: The program's named data, for external blocks.
-
-        Raises:
-            PayloadError: The blob is malformed. The message contains the block's name.
+        ``named`` is the program's named data, for external blocks.
         """
         blocks = _read_blocks(memoryview(blob).cast("B"), named or {})
         if len(blocks["scratch_size"]) != 4:
@@ -176,10 +168,12 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
             supported = ", ".join((*_BLOCKS, _END))
             raise PayloadError(
                 f"unknown block {name!r} at byte {position}; expected one of {supported}. If a newer ExecuTorch wrote this file, "
-                "use a newer reader."
+                "upgrade ethorch."
             )
         if any(zeros) or external not in (0, _EXTERNAL):
-            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length must be zero, except a first 1.")
+            raise PayloadError(
+                f"block {name} at byte {position}: the first of the 12 bytes after the length must be 0 or 1, and the others 0."
+            )
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
             raise PayloadError(f"block {name} at byte {position} declares {length} bytes; {len(blob) - start} bytes follow.")
@@ -194,9 +188,9 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
             data = blob[start : start + length]
             blocks[name] = _find_external(name, bytes(data), named) if external else data
     if position != len(blob):
-        raise PayloadError(f"{len(blob) - position} bytes follow {_END}, which ends a payload.")
+        raise PayloadError(f"{len(blob) - position} bytes follow {_END}; expected the end of the payload.")
     if missing := [name for name in _BLOCKS if name not in blocks]:
-        raise PayloadError(f"the payload has no block {', '.join(missing)}.")
+        raise PayloadError(f"the payload has no block {', '.join(missing)}; expected the blocks {', '.join(_BLOCKS)}.")
     return blocks
 
 
@@ -205,7 +199,7 @@ def _find_external(block: str, key: bytes, named: Mapping[str, bytes]) -> memory
         raise PayloadError(f"block {block} is external with a key of {len(key)} bytes; expected {_KEY_BYTES} ASCII bytes.")
     if (name := key.decode()) not in named:
         raise PayloadError(
-            f"block {block} is external, but the program has no data named {name}. They are in a .ptd file or lost. "
+            f"block {block} is external, but the program has no data named {name}. The data is in a .ptd file, or is missing. "
             "Compile the model with ethorch, which stores all data in the .pte, or without external blocks."
         )
     return memoryview(named[name])
@@ -220,7 +214,7 @@ def _unpack_tensors(name: str, data: memoryview) -> tuple[IoTensor, ...]:
     count = struct.unpack_from("<i", data)[0] if len(data) >= 4 else -1
     if count < 0 or len(data) != 4 + count * _TENSOR.size:
         raise PayloadError(
-            f"block {name} has {len(data)} bytes and {count} tensors; expected 4 + n * {_TENSOR.size} bytes for n tensors."
+            f"block {name} has {len(data)} bytes and declares {count} tensors; expected 4 + n * {_TENSOR.size} bytes for n tensors."
         )
     rows = (_TENSOR.unpack_from(data, 4 + index * _TENSOR.size) for index in range(count))
     return tuple(IoTensor(row[:RANK], *row[RANK:]) for row in rows)

@@ -1,9 +1,7 @@
 """Read ExecuTorch's .pte format without ExecuTorch. ``pte_writer`` writes the format.
 
-Files are untrusted: every offset and index is checked before use, including those that ExecuTorch's own verification omits. Each
-ProgramError contains the position.
-
-Field numbers follow executorch/schema/program.fbs of executorch 1.4 (file identifier ET12).
+Files are untrusted: every offset and index is checked before use. Field numbers follow executorch/schema/program.fbs of
+executorch 1.4 (file identifier ET12).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
         within = offset - before.place[1]
         if memory == before.place[0] and within >= 0 and within + value.nbytes <= before.nbytes:
             return replace(value, place=(after.place[0], after.place[1] + within))
-    raise ProgramError(f"method {method!r} keeps {value} at byte {offset} of memory {memory}, which is outside its buffers.")
+    raise ProgramError(f"method {method!r} stores {value} at byte {offset} of memory {memory}, which is outside its buffers.")
 
 
 class _Contents:
@@ -121,7 +121,7 @@ class _Buffers:
         first_method, buffer = self._placed[name]
         if (buffer.dtype, buffer.shape, buffer.dim_order) != (value.dtype, value.shape, value.dim_order):
             raise ProgramError(
-                f"buffer {name} is {buffer} in method {first_method!r} and {value} in {method!r}; expected equal types."
+                f"buffer {name} is {buffer} in method {first_method!r} and {value} in {method!r}; expected equal shapes and dtypes."
             )
         if buffer.data != data:
             raise ProgramError(f"buffer {name} has different initial values in methods {first_method!r} and {method!r}.")

@@ -216,7 +216,6 @@ class Program:
         constants: Bytes of constant tensors. Index 0 means no bytes.
         mutable: Initial values of mutable tensors, by segment. Index 0 means no initial value.
         named: Data that delegates reference, keyed by name.
-        version: Schema version.
     """
 
     methods: dict[str, Method]

@@ -42,10 +42,8 @@ class DecodeCost:
     """The cost of one token, estimated by Vela.
 
     Attributes:
-        target, system_config, memory_mode: Configuration of the estimate.
-        cycles: NPU cycles.
-        floor: Sum of the minimum of each layer: one read of its weights at the speed of one stream, or its products on the MAC
-            array, whichever takes longer.
+        floor: Sum of the minimum of each layer, which is the longer of two times: one read of its weights at the speed of one
+            stream, and its products on the MAC array.
         peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
         weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
@@ -72,7 +70,7 @@ class DecodeCost:
     operators: Mapping[str, OperatorCost]
 
     def tokens_per_second(self, clock_hz: float) -> float:
-        """Return the number of tokens per second at an NPU clock. Memory is assumed to scale with the clock."""
+        """Return the number of tokens per second at an NPU clock, assuming that memory speed scales with the clock."""
         return clock_hz / self.cycles
 
     def line(self) -> str:
@@ -83,7 +81,7 @@ class DecodeCost:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
     def rich(self) -> RenderableType:

@@ -39,7 +39,7 @@ _CHECKED = 6  # number of compared tokens
 class _Parts:
     """The cached keys or values, and the rows of this call that are not in the cache yet.
 
-    Models pass the return value of the cache to the attention function, and read only its shape.
+    Models pass this object from the cache to the attention function, and read only its shape.
     """
 
     cached: Tensor
@@ -137,7 +137,7 @@ def attention(
     - Cached rows and new rows have separate products. Only their scores are concatenated.
     """
     if kwargs.get("s_aux") is not None:
-        raise EthorchError(f"expected attention without attention sinks, got {type(module).__name__}.")
+        raise EthorchError(f"{type(module).__name__} uses attention sinks, which ethorch does not support.")
     batch, heads, rows, width = query.shape
     shared = key.shape[1]
     groups, columns = heads // shared, key.shape[2]
@@ -190,8 +190,8 @@ def _use_table_first(model: Any) -> None:
         return
     if head is None or table is None or head.weight is not table.weight or getattr(head, "bias", None) is not None:
         raise EthorchError(
-            f"store_table_once: expected tied embeddings (tie_word_embeddings) without a bias, got {type(model).__name__} without "
-            "them. Omit store_table_once."
+            f"store_table_once requires tied embeddings (tie_word_embeddings) and an output layer without a bias; "
+            f"{type(model).__name__} does not meet these requirements. Omit store_table_once."
         )
     model.set_output_embeddings(_TableFirst(head.weight))
 
@@ -340,7 +340,7 @@ def adapt_model(
     has_own_attention = not _has_replaceable_attention(model)
     if has_own_attention and config.is_encoder_decoder:
         raise EthorchError(
-            f"expected a model that supports attention implementations, got {type(model).__name__} with its own attention code."
+            f"{type(model).__name__} does not support custom attention implementations, which encoder-decoders require."
         )
     model.set_attn_implementation("eager" if has_own_attention else _ATTENTION)  # type: ignore[operator]
     limit = getattr(text, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)

@@ -37,7 +37,6 @@ def language_model(
 
     Args:
         model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
-        context: Number of tokens in the caches.
         prompt: Number of tokens per prefill call, or 0 for no prefill. If there are several numbers, each becomes a method.
         vocabulary: Number of tokens. Defaults to the vocabulary of the model.
         source: Token ids or features for a sequence-to-sequence model, with the shape of all sources.
@@ -51,7 +50,7 @@ def language_model(
     if not isinstance(prompt, int):
         longest, *shorter = sorted(set(prompt), reverse=True) or [0]
         if shorter and shorter[-1] < 1:
-            raise EthorchError(f"prompt: expected positive numbers of tokens, got {prompt}.")
+            raise EthorchError(f"prompt: expected lengths of at least 1 token, got {prompt}.")
         longest_model = language_model(
             model,
             context=context,

@@ -83,10 +83,8 @@ class LanguageModel:
         decoder: Float decoder whose buffers are the caches.
         context: Number of tokens in the caches.
         prompt: Number of tokens per call of ``prefill``, or 0 to read prompts with ``decode``.
-        vocabulary: Number of tokens.
         source: Example input of an encoder, or None.
-        indices: Dtype of tokens and positions.
-        shorter: Numbers of tokens, less than ``prompt``, that have separate methods, e.g. ``prefill_8``.
+        shorter: Prompt lengths below ``prompt`` that have separate methods, e.g. ``prefill_8``.
         caches: Initial values of the buffers that change when a token is read, by name.
     """
 

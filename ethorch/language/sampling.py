@@ -17,7 +17,6 @@ class Choice:
     Attributes:
         temperature: Divisor of the logits. 0 selects the most likely token.
         top_k: Number of most likely tokens from which to sample. 0 samples from all tokens.
-        seed: Seed of the random generator.
     """
 
     temperature: float = 0.0

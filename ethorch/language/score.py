@@ -46,7 +46,7 @@ def surprise(logits: Tensor, token: int) -> float:
 def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
     """Return exp of the mean surprise of all tokens after the first ``prompt`` tokens.
 
-    The result is 1 for certain predictions, and V for random predictions.
+    The result is 1 for certain predictions, and the vocabulary size for uniform predictions.
     """
     surprises = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, prompt)]
     if not surprises:
@@ -67,7 +67,7 @@ def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
         logits = output[0] if isinstance(output, (list, tuple)) else output
         rows, targets = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
         if len(rows) != len(targets):
-            raise EthorchError(f"expected {len(rows)} labels, the next token of each token, got {len(targets)}.")
+            raise EthorchError(f"expected {len(rows)} labels (the next token at each position), got {len(targets)}.")
         surprises += [surprise(row, int(token)) for row, token in zip(rows, targets, strict=True)]
     if not surprises:
         raise EthorchError("expected at least one token to predict, got none.")
@@ -79,7 +79,6 @@ class Scores:
     """The result of :func:`scores`.
 
     Attributes:
-        tokens: Number of predicted tokens.
         perplexity: Teacher-forced perplexity by column.
         free_running: Perplexity of the continuations that each column generates, according to the first column. Shows accumulating
             errors.
@@ -92,7 +91,7 @@ class Scores:
     agreement: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
     def rich(self) -> RenderableType:
@@ -122,7 +121,6 @@ def scores(
         texts: Token ids of each text, within the context.
         prompt: Number of tokens to read before predicting.
         write: Number of tokens to generate after each prompt, for ``free_running``.
-        choice: Sampling settings for generated tokens.
 
     Raises:
         EthorchError: No column or text is passed, or a text is too short or too long.

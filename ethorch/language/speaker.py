@@ -23,13 +23,11 @@ class Speaker:
     Args:
         decode: ``(int[1, 1] token, int[1] position) -> logits``.
         reset: Function that empties the caches.
-        context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: Number N of tokens per call of ``prefill``.
         source: Input of an encoder.
-        indices: Dtype of tokens and positions.
         vocabulary: Number of tokens, to validate token ids, or None to skip the validation.
-        shorter: Prefill methods by numbers of tokens less than N.
+        shorter: Prefill methods for fewer than N tokens, by number of tokens.
     """
 
     def __init__(
@@ -99,7 +97,6 @@ class Speaker:
         """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
-            program: Program from ``ethorch.compile`` or ``ethorch.load``.
             context: Number of tokens in the caches. Defaults to the number of rows of the buffers to which tokens are written, or
                 to the largest size that all mutable buffers have in common.
             source: Input of an encoder.

@@ -44,7 +44,7 @@ class Characters:
 
     @classmethod
     def of(cls, text: str) -> Characters:
-        """Create a vocabulary from the characters of ``text``, sorted, and a character for unknown characters."""
+        """Create a vocabulary from the sorted characters of ``text``, and a character for unknown characters."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
     def unknown(self, text: str) -> str:

@@ -47,7 +47,7 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
     Args:
         env: Lowered values of earlier nodes.
-        shape: Shape of the result. The tensor must have the same shape, because a table does not broadcast.
+        shape: Shape of the result and, because a table does not broadcast, of the tensor.
         quantized: Whether a quantize node reads the result.
     """
     if not spec.pointwise:

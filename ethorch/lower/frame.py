@@ -99,7 +99,7 @@ class Frame(ABC):
 
     Attributes:
         inputs: The TOSA input for each node outside the graph.
-        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these values for a
+        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these for a
             multi-output operator.
         supported: Nodes that can run on the NPU.
         inside: Nodes of subgraphs that can run on the NPU.

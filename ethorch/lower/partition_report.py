@@ -43,11 +43,7 @@ class Refusal:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Refusal:
-        """Parse the output of ``to_json``.
-
-        Raises:
-            FormatError: ``data`` has an unexpected format.
-        """
+        """Parse the output of ``to_json``. Raise FormatError if it is malformed."""
         names = ("node", "operator", "module", "source", "id", "reason", "remedy")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
             raise FormatError(f"expected a refusal with the string fields {', '.join(names)}, got {shorten(data)}.")
@@ -92,7 +88,7 @@ class PartitionReport:
     Attributes:
         delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
         without_kernel: Operators without a CPU kernel in ExecuTorch or in firmware.
-        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None if ethorch wrote the program.
+        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None.
     """
 
     target: str
@@ -103,7 +99,7 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """The name of the program's writer and, if ExecuTorch wrote the program, the reason."""
+        """The name of the program's writer and, if it is ExecuTorch, the reason."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
@@ -131,11 +127,7 @@ class PartitionReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PartitionReport:
-        """Parse the output of ``to_json``.
-
-        Raises:
-            FormatError: ``data`` has an unexpected format.
-        """
+        """Parse the output of ``to_json``. Raise FormatError if it is malformed."""
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]
         if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):
@@ -158,8 +150,7 @@ class PartitionReport:
 def writer_text(writer: Mapping[str, Any]) -> str:
     """Return why ExecuTorch wrote the program, with the reason's id and remedy, or an empty string if ethorch wrote the program.
 
-    Args:
-        writer: Value of ``PartitionReport.writer``.
+    ``writer`` is the value of ``PartitionReport.writer``.
     """
     return f"{writer['reason']} [{writer['id']}] {writer['remedy']}" if writer["id"] else ""
 

@@ -115,13 +115,13 @@ RETURNED_LATE = Reason(
 
 NOT_OUTPUT_QUANTIZED = Reason(
     "graph.output_not_quantized",
-    "operators that were not quantized read the float result",
+    "the float result is read by operators that are not quantized",
     "Quantize the operator's module, and the modules that read the result.",
 )
 
 NO_SUCH_FLOAT = Reason(
     "graph.dtype",
-    "operators on the CPU read the result, which has a float dtype that the target does not support",
+    "the result is read by operators on the CPU, and has a float dtype that the target does not support",
     "Convert the result to a supported dtype in the model, or select a target with the TOSA extension for the dtype.",
 )
 
@@ -134,7 +134,7 @@ INT64_OUTPUT = Reason(
 LEFT_OUT = Reason(
     "quantize.left_out",
     "a setting excludes the operator from quantization",
-    "Set a scheme other than float for the operator's module, or remove the setting with the value None.",
+    "Set a scheme other than float for the operator's module, or remove the setting that has the value None.",
 )
 
 OTHER_RESULT = Reason(

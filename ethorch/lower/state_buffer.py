@@ -14,7 +14,7 @@ class StateBuffer:
     Attributes:
         dtype: Name of the torch dtype in the program.
         scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
-        reason: Reason why the buffer remains float, or None if the buffer is quantized.
+        reason: Reason why the buffer remains float, or None.
     """
 
     name: str

@@ -289,14 +289,14 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
-        """Return the reason why the target cannot read a computed index, or None if the target can."""
+        """Return the reason why the target cannot read a computed index, or None if it can."""
         row = self.b.limits.get(spec.needs)
         return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
     def outputs(self, node: Node) -> None:
-        """Set the outputs of the TOSA graph. An output must not be int64, nor float on a target without floats."""
+        """Set the outputs of the TOSA graph. An output must not be int64, and can be float only if the target supports floats."""
         results: list[Node] = []
         torch.fx.map_arg(node.args, results.append)
         self.give([(result, storage_order(result.meta["val"])) for result in results])

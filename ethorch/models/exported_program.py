@@ -60,7 +60,7 @@ def load_exported_program(path: Path) -> ExportedProgram:
     reader = PT2ArchiveReader(os.fspath(path))
     records = set(reader.get_file_names())
     if any(record.startswith(names.AOTINDUCTOR_DIR) for record in records):
-        raise FormatError(f"{path} contains code compiled by AOTInductor that loading executes. {_REMEDY}")
+        raise FormatError(f"{path} contains code compiled by AOTInductor, which runs when the file is loaded. {_REMEDY}")
     models = sorted(record for record in records if record.startswith(names.MODELS_DIR))
     if models != [names.MODELS_FILENAME_FORMAT.format("model")]:
         raise FormatError(f"{path}: expected one program named model, got {', '.join(models) or 'none'}.")
@@ -99,7 +99,7 @@ def _read_tensors(
     config_path = config_name.format("model")
     if config_path not in records:
         raise FormatError(
-            f"{path}: {config_path} is missing, as in files of older PyTorch versions. Export the model with torch "
+            f"{path}: {config_path} is missing; the file was probably written by an older PyTorch. Export the model with torch "
             f"{torch.__version__}."
         )
     config = package._load_payload_config(reader, config_path)
@@ -199,7 +199,7 @@ def _is_operator(target: str) -> bool:
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return the name of a type in a serialized pytree that requires an import, or None if all types are built in."""
+    """Return the name of a type in a serialized pytree that requires an import, or None."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

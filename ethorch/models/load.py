@@ -46,13 +46,12 @@ class UserModel:
     of the module, in the order of the example. Other keyword arguments become constants. See :class:`KeywordInputs`.
 
     Attributes:
-        module: Module in eval mode.
         example_inputs: Inputs that determine the shapes.
         calibration: Inputs that determine the ranges. Defaults to the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
         dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``.
         is_exported: Whether torch.export created the module. All sizes of an exported module are fixed, except dynamic dims.
-        name: Reference to the model, or the class name of the module, or an empty string for a graph module.
+        name: Reference to the model, or the class name of the module, or "" for a graph module.
     """
 
     module: nn.Module
@@ -148,7 +147,7 @@ def _check_inputs(inputs: Any) -> None:
 
 
 class KeywordInputs(nn.Module):
-    """A model that is called with positional inputs: its positional arguments, then its keyword arguments by name."""
+    """A wrapper with only positional inputs: the model's positional arguments, then its keyword arguments."""
 
     def __init__(self, module: nn.Module, arguments: int, keywords: Mapping[str, Any]):
         super().__init__()
@@ -236,8 +235,8 @@ def _import_reference(reference: Reference) -> ModuleType:
                     raise
                 package = path.resolve().parent
                 raise UserCodeError(
-                    f"{path} uses relative imports, so it must be imported as part of its package. Use "
-                    f"{package.name}.{path.stem}:{reference.name} in the folder {package.parent}."
+                    f"{path} uses relative imports, so it must be imported as part of its package. Change to "
+                    f"the folder {package.parent}, and use {package.name}.{path.stem}:{reference.name}."
                 ) from error
             except RuntimeError as error:
                 if "torchvision::" not in str(error):
@@ -313,7 +312,7 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
     """
     inputs = {} if example_inputs is None else example_inputs
     if not isinstance(inputs, Mapping) or not models:
-        raise EthorchError("expected models and example inputs as dicts with the same names.")
+        raise EthorchError("expected a dict of models and a dict of example inputs, both keyed by method name.")
     for name in (*models, *inputs):
         if not isinstance(name, str) or not name:
             raise EthorchError(f"expected a non-empty string as the name of a method, e.g. 'decode', got {name!r}.")

@@ -95,7 +95,7 @@ def _read_wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
 
 
 def describe_image(path: Path, shapes: Shapes) -> str:
-    """Describe the conversion of an image. Return an empty string if the file is not an image or the image is not converted."""
+    """Describe the conversion of an image. Return "" if the file is not an image or the image is not converted."""
     if FORMATS.get(path.suffix.lower()) is not _read_image:
         return ""
     from PIL import Image

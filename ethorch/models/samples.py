@@ -30,7 +30,6 @@ class Sample:
     """The inputs of one inference, and the label.
 
     Attributes:
-        inputs: Input tuple of the model.
         label: Label from the data set, or None.
         name: Origin for messages: ``sample 3``, or a file name.
     """
@@ -98,11 +97,10 @@ def read_samples(
 
     Args:
         source: See :func:`samples`.
-        example_inputs: Input tuple that determines the number, shapes, dtypes, and whether samples are NumPy arrays.
+        example_inputs: Input tuple that determines the number, shapes and dtypes, and whether samples are NumPy arrays.
         keywords: Names of the last inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Example inputs with other accepted shapes.
-        limit: Maximum number of samples.
         kind: Name of an item in messages.
 
     Raises:
@@ -125,7 +123,7 @@ def read_samples(
 
 
 def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """Match an item against single samples before batches, and fixed shapes before dynamic dims. Return the samples of the item."""
+    """Return the samples of an item. Single samples take precedence over batches, and fixed shapes over dynamic dims."""
     if len(expected) == 1:
         return expected[0].samples(item, name)
     fixed_shape = [expectation for expectation in expected if expectation.open_dims is None]
@@ -303,7 +301,7 @@ class Expected:
     @staticmethod
     def _dtype_error(dtype: Any, example_dtype: Any, index: int, name: str) -> EthorchError:
         expected, actual = (str(kind).removeprefix("torch.") for kind in (example_dtype, dtype))
-        remedy = "Convert the samples like the training data, e.g. image.float() / 255."
+        remedy = "Convert the samples in the same way as the training data, e.g. image.float() / 255."
         if "float" in actual:
             remedy = f"Use {actual} example inputs, e.g. image.float() / 255, or {expected} samples."
         return EthorchError(f"input {index} of {name}: expected {expected} like the example input, got {actual}. {remedy}")

@@ -33,7 +33,7 @@ class Reference:
 
     Attributes:
         kind: ``file``, ``module`` (importable), ``exported`` (a .pt2), or a name in ZOOS.
-        place: Path of the file, dotted name of the module, or an empty string for a zoo.
+        place: Path of the file, dotted name of the module, or "" for a zoo.
         name: Name of the function or variable, or name in the zoo.
     """
 
@@ -152,7 +152,7 @@ def convert_user_errors(message: str) -> Iterator[None]:
 
 
 def at(error: BaseException) -> str:
-    """Return `` at net.py:12 (`return self.head(x)`)`` for the innermost user line of the traceback, or an empty string."""
+    """Return `` at net.py:12 (`return self.head(x)`)`` for the innermost user line of the traceback, or ""."""
     location: tuple[str, int] | None = None
     cause: BaseException | None = error
     while cause is not None and location is None:

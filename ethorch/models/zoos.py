@@ -38,8 +38,7 @@ def load(zoo: str, name: str) -> ModelAndInputs:
     - ``hf:FOLDER``: A folder written by ``save_pretrained``, with safetensors weights. The input is 32 token ids or an image of the
       configured size. Decoders have no caches. See ``ethorch.language``.
     - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2, whose weights may be downloaded. Without a network connection,
-    models
-      from torchvision and timm have random weights, with a warning.
+      examples based on torchvision or timm have random weights, with a warning.
 
     Raises:
         SpecError: The model does not exist.
@@ -246,7 +245,7 @@ def _import_package(name: str) -> ModuleType:
 def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
-    In this case, the operator ``torchvision::nms`` is missing and the import fails. Declaring the schema of the operator is
+    If it does not match, the operator ``torchvision::nms`` is missing and the import fails. Declaring the operator's schema is
     sufficient for networks that do not call it.
 
     Args:

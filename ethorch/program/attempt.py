@@ -1,4 +1,4 @@
-"""Records of the programs that a search compiles."""
+"""The programs that a search compiles."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Attempt:
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)

@@ -24,7 +24,7 @@ from ethorch.tuning.precision_search import mixed_precision
 
 logger = logging.getLogger(__name__)
 
-#: Function that compiles a program. The flag is True if only settings of the compiler, and not of quantization, changed.
+#: Function that compiles a program. The flag is True if the quantization settings have not changed.
 Make = Callable[[Settings, bool], Record]
 
 #: Minimum share of the time that ``constants="auto"`` must save to use weights in SRAM.
@@ -35,20 +35,20 @@ _STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Compile a program with these settings, and change settings as long as a budget is exceeded.
+    """Compile a program, and change settings as long as a budget is exceeded.
 
     If no combination meets all budgets, the closest program is returned. The search tries, in order:
 
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``
     - weights in SRAM, if ``constants`` is ``auto``
-    - smaller arenas, if RAM is exceeded
-    - the fastest arena and weights in SRAM, if time is exceeded
+    - smaller arenas, if the RAM limit is exceeded
+    - the fastest arena and weights in SRAM, if the time limit is exceeded
     - 16 bits for the most sensitive modules, if the accuracy is too low
 
     Args:
         make: Function that compiles a program.
-        fixed: Names of settings that the search does not change. ``modules`` disables the search for accuracy.
+        fixed: Names of settings that the search does not change. ``modules`` disables the search for 16-bit modules.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -72,7 +72,6 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
 
 
 def _warn_of_inputs(settings: Settings, user: UserModel) -> None:
-    """Warn before the first compilation if the inputs alone exceed the RAM limit."""
     least = least_ram(leaf.shape for leaf in trees.leaves(user.example_inputs) if trees.is_tensor(leaf))
     if settings.ram_limit is not None and settings.ram_limit < least:
         logger.warning(
@@ -118,7 +117,6 @@ class _Search:
         return record
 
     def with_layout(self, before: Record) -> Record:
-        """Use NHWC inputs and outputs if they save time."""
         first = _settings(before).with_(io_layout=NCHW)
         before.settings = first
         if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
@@ -128,7 +126,7 @@ class _Search:
         return candidate if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_partition(self, before: Record) -> Record:
-        """Compute products of two activations on the CPU if CPU kernels exist, the RAM limit is met, and this saves time."""
+        """Compute products of two activations on the CPU if kernels exist, the RAM limit is met, and this saves time."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
         try:
@@ -155,7 +153,7 @@ class _Search:
         return not _is_missed(candidate, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
     def with_resident(self, before: Record) -> Record:
-        """Store weights that are read repeatedly in the remaining RAM. Return ``before`` if no RAM remains."""
+        """Store weights that are read repeatedly in the remaining RAM, if there is any."""
         settings = _settings(before)
         room = (settings.ram_limit or 0) - before.memory.ram_bytes
         if room <= 0:
@@ -200,7 +198,7 @@ class _Search:
         return best
 
     def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
-        """Use 16-bit activations in the smallest number of modules with which the minimum SQNR is reached."""
+        """Use 16-bit activations in the fewest modules that reach the minimum SQNR."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before

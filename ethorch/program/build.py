@@ -41,7 +41,7 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if the only method is ``forward``, in which case no merging is required."""
+    """Return True if the only method is ``forward``, so that merging is not required."""
     return set(methods.models) == {FORWARD}
 
 
@@ -134,7 +134,7 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return, for each method, the buffers that must be int64 because any method sharing the buffer requires int64."""
+    """Return, for each method, the buffers that must be int64 because a method that shares the buffer requires int64."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
@@ -176,7 +176,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(methods: UserMethods, settings: Settings) -> None:
-    """Check that each name in ``settings.modules`` is a submodule of a model, or can be the name of an operator.
+    """Check that each name in ``settings.modules`` is a submodule, or can be the name of an operator.
 
     Raises:
         SpecError: A name is neither.
@@ -187,7 +187,6 @@ def check_modules(methods: UserMethods, settings: Settings) -> None:
 
 
 def _operator_names(methods: UserMethods, settings: Settings) -> list[str]:
-    """Return the names in ``settings.modules`` that are not submodules of any model."""
     models = [user.module for user in methods.models.values()]
     return [name for name in settings.modules if not any(find_submodules(model, name) for model in models)]
 
@@ -212,7 +211,7 @@ def lower_method(
         graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
-        from ethorch.backend.products_on_cpu import move_products_to_cpu  # 2 seconds of ExecuTorch
+        from ethorch.backend.products_on_cpu import move_products_to_cpu  # importing ExecuTorch takes 2 seconds
 
         graph = move_products_to_cpu(graph)
     build = build_pte(
@@ -224,7 +223,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    The function reuses the quantized model of ``record`` if the model and the settings of quantization are the same.
+    If the model and the quantization settings are those of ``record``, the function reuses the quantized model.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

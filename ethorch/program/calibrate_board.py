@@ -31,12 +31,7 @@ _SRAM = "Sram"
 
 @dataclass(frozen=True)
 class Fitted:
-    """The measured time of a program, and the estimates before and after the fit.
-
-    Attributes:
-        program: Path of the program.
-        measured_ms, before_ms, after_ms: Time of one call in milliseconds.
-    """
+    """The measured time of a program, and the estimates before and after the fit, in milliseconds."""
 
     program: str
     measured_ms: float
@@ -49,7 +44,6 @@ class Calibration:
     """The result of fitting a board to measurements.
 
     Attributes:
-        board: Original board.
         bytes_per_second: Fitted bandwidth of each memory that limits at least one layer.
         programs: Measured and estimated time of each program.
     """
@@ -70,7 +64,7 @@ class Calibration:
 
     @property
     def source(self) -> str:
-        """The description of the source that the board's file records for fitted bandwidths."""
+        """The source that the board's file records for fitted bandwidths."""
         return f"fitted to {count_noun(len(self.programs), 'measurement')}, error {self.error:.0%}"
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +125,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
     """Fit the bandwidths of the memories that the NPU accesses.
 
     Args:
-        measured: Pairs of a program for an NPU of the board, and the measured milliseconds of one call.
+        measured: Pairs of a program and the measured milliseconds of one call.
 
     Raises:
         SpecError: A program is for an NPU that the board does not have.

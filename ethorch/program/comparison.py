@@ -28,16 +28,15 @@ class LayerComparison:
         dtype: Integer type of the result.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
-        float_fake_db: SQNR of the fake-quantized result relative to the float result.
-        fake_npu_db: SQNR of the NPU result relative to the fake-quantized result.
-        float_npu_db: SQNR of the NPU result relative to the float result.
-        own_db: SQNR of the fake-quantized result if the operands are those of the float model, so that the noise is added by this
-            operator alone. Operators that only move data add no noise.
+        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result relative to the first. ``fake`` is the fake-quantized
+            model.
+        own_db: SQNR of the fake-quantized result computed from the float model's operands, which excludes the noise of earlier
+            operators. Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result in steps.
-        own_steps: Largest difference in steps if the operands are equal, so that the difference is caused by this operator alone.
+        own_steps: Largest difference in steps between results computed from the same operands.
         allowed_steps: Difference that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.
         saturated: Share of clipped elements, from 0 to 1, or None for integers.
-        range_used: Share of the integer range between the minimum and the maximum, from 0 to 1, or None for integers.
+        range_used: Share of the integer range that the result covers, from 0 to 1, or None for integers.
     """
 
     node: str
@@ -75,7 +74,6 @@ class OutputComparison:
     """The comparison of one program output. Figures for the quantized model are nan if the quantized model is unknown.
 
     Attributes:
-        shape: Shape of the output.
         quantized_db: SQNR of the quantized model relative to the float model.
         npu_db: SQNR of the program relative to the float model.
         agreement_db, largest_difference: SQNR and largest difference of the program relative to the quantized model.
@@ -90,7 +88,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """The numbers of all output elements of a delegate, and of elements that differ from the TOSA reference model."""
+    """The number of output elements of a delegate, and the number of elements that differ from the TOSA reference model."""
 
     elements: int
     different: int
@@ -134,7 +132,6 @@ class Comparison(Ladder):
 
     Attributes:
         layers: Operators in execution order.
-        samples: Number of samples.
         missing: The omitted figures and the reason, or "" if the comparison is complete.
     """
 
@@ -175,7 +172,7 @@ class Comparison(Ladder):
                 lines.append(f"{loss} adds the most noise: {loss.own_db:.1f} dB (column own)")
             apart = "the NPU and PyTorch differ only by rounding"
             if first is not None:
-                apart = f"the NPU and PyTorch first differ at {first}: {first.own_steps:g} steps, permitted {first.allowed_steps}"
+                apart = f"the NPU and PyTorch first differ at {first}: {first.own_steps:g} steps (allowed: {first.allowed_steps})"
             lines.append(apart)
         if self.missing:
             lines.append(self.missing)
@@ -184,7 +181,7 @@ class Comparison(Ladder):
     __str__ = to_text
 
     def table(self) -> str:
-        """Return a line for each operator. ``!`` marks operators whose results on the NPU and in PyTorch differ too much."""
+        """Return a line for each operator. ``!`` marks operators whose NPU results differ too much from PyTorch's."""
         heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
         rows: list[tuple[str, ...]] = [
             heads,

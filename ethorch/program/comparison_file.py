@@ -20,7 +20,7 @@ _ROWS = {"outputs": OutputComparison, "delegates": DelegateComparison, "layers":
 
 
 def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
-    """Return the contents of ``comparison.json`` for the comparison of each method."""
+    """Return the contents of ``comparison.json``."""
     methods = {
         name: {
             **{key: [write_row(row) for row in getattr(comparison, key)] for key in _ROWS},

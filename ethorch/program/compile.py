@@ -145,8 +145,7 @@ def compile(
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
     """Check the inputs and samples of one or several models, and return the models as methods.
 
-    Args:
-        settings: If ``settings.shapes`` has several entries, each entry becomes a method.
+    If ``settings.shapes`` has several entries, each entry becomes a method.
     """
     if isinstance(model, str):
         model = load_model(model)

@@ -18,7 +18,7 @@ class Delegate:
         layers: NPU operations in execution order.
         payload: Command stream, weights, and the layout of inputs and outputs.
         tosa: TOSA flatbuffer, or None for a loaded ``.pte``.
-        encoded_bytes: Size of the encoded weights. For a loaded program, size of all constants.
+        encoded_bytes: Size of the encoded weights, or of all constants for a loaded program.
     """
 
     number: int

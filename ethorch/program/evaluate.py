@@ -55,11 +55,10 @@ class Evaluation:
     """The result of ``ethorch.evaluate``.
 
     Attributes:
-        samples: Number of samples.
         seconds: Run time of all columns on the host.
-        results: Figures for each column (``npu``, ``float``, ``quantized``), by name. ``sqnr_db`` is relative to the float model.
-        confusion: For classification, the confusion matrix of each column, with labels as rows.
-        interrupted: Whether the evaluation was interrupted. If so, the figures cover only the finished samples.
+        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is relative to the float model.
+        confusion: Confusion matrix of each column, with labels as rows, for classification.
+        interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
         sample_results: Results of each sample, or empty if ``keep`` is False.
     """
 
@@ -199,7 +198,6 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
 
 
 def _length(dataset: Any) -> int | None:
-    """Return the number of samples, or None if unknown."""
     limit = None
     if isinstance(dataset, Samples):
         dataset, limit = dataset.source, dataset.limit
@@ -234,7 +232,7 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _copy_tensor(leaf: Any) -> Any:
-    """Copy a tensor, because an output can be a buffer that the next call changes."""
+    """Copy a tensor, because the next call can change an output that is a buffer."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -319,7 +317,6 @@ class _Closeness:
                 self._same[column] = self._same.get(column, 0) + int(reference[0].argmax() == outputs[0].argmax())
 
     def figures(self, column: str) -> dict[str, float]:
-        """Return ``sqnr_db`` and ``agreement`` of a column, or an empty dict for the float model."""
         if column not in self._ratios or not self._count:
             return {}
         return {"sqnr_db": self._ratios[column].db, "agreement": self._same.get(column, 0) / self._count}

@@ -47,13 +47,11 @@ class Operator:
 
     Attributes:
         operator: PyTorch operators. For a loaded ``.pte``, the NPU operation or the ExecuTorch kernel.
-        where: ``NPU`` or ``CPU``.
         delegate: Number of the delegate, or None on the CPU.
         module, source: Module path and ``file.py:line``, or "" if unknown.
-        cycles: Estimated cycles, or None if unknown.
         share: Share of the program's cycles, from 0 to 1, or None if unknown.
         bound: Resource that limits the layer, or "" if unknown.
-        id, reason, remedy: Identifier, reason and remedy if the operator runs on the CPU.
+        id, reason, remedy: Reason why the operator runs on the CPU, with a stable identifier and a remedy.
     """
 
     operator: str
@@ -80,7 +78,7 @@ class State:
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
         where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.
         to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies in each call.
-        id, reason, remedy: Identifier, reason and remedy if the buffer is float or is copied in each call.
+        id, reason, remedy: Reason why the buffer is float or is copied in each call, with a stable identifier and a remedy.
         in_place: Whether the NPU reads the buffer in place, in generated firmware and in the simulator.
     """
 
@@ -104,12 +102,10 @@ class Explanation:
     """The operators and mutable buffers of a program.
 
     Attributes:
-        target: Name of the NPU.
         operators: Operators in execution order, followed by refused operators without a layer.
-        states: Mutable buffers.
         placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
         writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
-        counts: Number of all rows on the NPU and on the CPU. Default: the rows in ``operators`` are counted.
+        counts: Number of rows on the NPU and on the CPU, if ``operators`` is only a selection of the rows.
     """
 
     target: str
@@ -196,7 +192,6 @@ def explanation(
     Args:
         partition: Partition report, or None for a loaded ``.pte``, which does not record reasons.
         operator: Substring of operator names to select.
-        cpu_only: Whether to select only CPU operators.
         states: Result of ``states_of``. Ignored if ``operator`` is set.
 
     Raises:
@@ -257,7 +252,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason to the row of a quantize or dequantize operator on the CPU, and return all other rows unchanged."""
+    """Add the reason to the row of a quantize or dequantize operator on the CPU, and return other rows unchanged."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)

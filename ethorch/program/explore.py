@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
 #: Settings that the search for budgets changes, or that the compiler selects if they are ``auto``.
 _SEARCHED = ("arena", "constants", "io_layout", "partition")
-_ALONE = 4  # maximum number of programs compiled in this process, because a new process imports torch for seconds
+_ALONE = 4  # maximum number of programs compiled in this process, because a new process needs seconds to import torch
 _WORTH = 15.0  # minimum estimated seconds of the remaining work for which new processes are started
 
 
@@ -58,7 +58,6 @@ class Variant:
     """One combination of settings.
 
     Attributes:
-        settings: Values of the varied settings.
         milliseconds: Estimated time of one inference, or None if compilation failed.
         total_cycles: Estimated NPU cycles of one inference.
         core_clock_hz: NPU clock of the estimate.
@@ -90,7 +89,7 @@ class Variant:
         return " ".join(str(value) for value in self.settings.values() if value is not None) or "unchanged"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
 
@@ -101,8 +100,6 @@ class Exploration:
     Attributes:
         variants: All combinations of the varied settings. The last setting varies fastest.
         cheapest: The fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, or None.
-        budgets: Limits by name.
-        interrupted: Whether the exploration was interrupted.
     """
 
     variants: tuple[Variant, ...]
@@ -280,7 +277,7 @@ def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[li
 def _compile_groups(
     user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """Iterate over the variants of each group. They are compiled in this process until starting other processes saves time."""
+    """Iterate over the variants of each group. New processes are started only if they save time."""
     compile_points = functools.partial(_variants, user, base, accuracy)
     left, first = [list(group) for group in groups], True
     started = time.monotonic()
@@ -313,7 +310,7 @@ _last: list[Any] = []  # the last model quantized in this process: key, quantize
 def _variants(
     user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
 ) -> list[Variant]:
-    """Compile a program for each point. If ``outspoken``, the first compilation warns about unsuitable samples."""
+    """Compile each point. If ``outspoken``, the first compilation warns about unsuitable samples."""
     variants = []
     with quiet():
         for number, point in enumerate(points):
@@ -410,7 +407,6 @@ class _Log:
         return self.found.get(_key(point))
 
     def add(self, variant: Variant) -> None:
-        """Append a variant to the file, unless its compilation failed."""
         self.found[_key(variant.settings)] = variant
         if self.path is None or variant.error:
             return

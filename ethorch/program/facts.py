@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ethorch.formats.boundary import Codes
+from ethorch.npu.passes.effect import PassEffect
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,6 @@ class TensorInfo:
 
     Attributes:
         dtype: Name of the torch dtype, e.g. ``int8``.
-        shape: Shape of the tensor.
         codes: Quantization parameters, or None if the tensor is not quantized.
     """
 
@@ -36,12 +37,43 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit, the program's figure, and whether the limit is met. ``found`` and ``holds`` equal None if unknown."""
+    """A limit, the program's figure, and whether the limit is met. ``found`` and ``holds`` are None if unknown."""
 
     name: str
     limit: float
     found: float | None
     holds: bool | None
+
+
+@dataclass(frozen=True)
+class StreamPass:
+    """A pass over the command streams of all methods that changed some of them.
+
+    Attributes:
+        name: Name of the pass (``ethorch.npu.passes``).
+        delegates: Number of delegates that it changed.
+        cycles_before, cycles_after: Sums of cycles by the cycle model (``ethorch.npu.cycles``).
+        bytes_before, bytes_after: Sums of the bytes of RAM.
+    """
+
+    name: str
+    delegates: int
+    cycles_before: int
+    cycles_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+def sum_passes(effects: Iterable[PassEffect]) -> tuple[StreamPass, ...]:
+    """Return the sum over delegates of each pass."""
+    by_name: dict[str, list[PassEffect]] = {}
+    for effect in effects:
+        by_name.setdefault(effect.name, []).append(effect)
+    columns = ("cycles_before", "cycles_after", "bytes_before", "bytes_after")
+    return tuple(
+        StreamPass(name, len(rows), *(sum(getattr(row, column) for row in rows) for column in columns))
+        for name, rows in by_name.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,8 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Iterate over the axes whose size differs, each with its positions in the inputs and its sizes.
-
-    Input axes with proportional sizes are treated as one axis.
-    """
+    """Iterate over the axes whose size differs, with the positions of each axis in the inputs, and its sizes."""
+    # Input axes with proportional sizes are treated as one axis.
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]
         for number, shape in enumerate(shapes[0])

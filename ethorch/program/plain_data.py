@@ -60,6 +60,7 @@ def plain_data(record: Record) -> dict[str, Any]:
         "tried": [finite(attempt.to_json()) for attempt in record.tried],
         "accuracy": finite(asdict(measured)) if measured else None,
         "verification": None if record.verification is None else asdict(record.verification),
+        "stream_passes": [asdict(entry) for entry in record.stream_passes],
         "inputs": [asdict(info) for info in record.inputs],
         "outputs": [asdict(info) for info in record.outputs],
         "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
@@ -76,7 +77,6 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @cache
 def _list_boards(target: str) -> list[dict[str, Any]]:
-    """Return the RAM and flash of each board with this NPU, excluding development platforms."""
     boards = [load_board(name) for name in list_boards()]
     return [
         {"name": board.name, "ram_bytes": board.ram_bytes, "flash_bytes": board.flash_bytes}

@@ -53,11 +53,8 @@ class Program:
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
-        """Create a program from a record.
-
-        Args:
-            loaded: Methods that are already loaded in the runtime. All programs of a file share this dict.
-        """
+        """Create a program from a record."""
+        # loaded: Methods that are already loaded in the runtime. All programs of a file share this dict.
         self._record = record
         self._loaded: dict[str, runtime.HostProgram] = {} if loaded is None else loaded
 
@@ -235,7 +232,6 @@ class Program:
         return target
 
     def _bundle(self) -> bytes:
-        """Return a bundled program with at most 8 calibration samples and their expected outputs."""
         record = self._record
         if record.model is None:
             raise EthorchError(
@@ -309,14 +305,13 @@ class Program:
         with exclusive():
             return compare_samples(self._record, calls, model)
 
-    # answers ----------------------------------------------------------------------------------------------------------
+    # analysis ---------------------------------------------------------------------------------------------------------
 
     def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
         """Return the placement, cost, reason and remedy of each operator.
 
         Args:
             operator: Substring of operator names to select, e.g. ``softmax``.
-            cpu_only: Whether to select only CPU operators.
         """
         record = self._record
         return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
@@ -335,7 +330,7 @@ class Program:
         """
         # importing torchao takes 2 seconds
         from ethorch.program.build import compile_beside
-        from ethorch.program.suggestions import suggestions  # 2 seconds of torchao
+        from ethorch.program.suggestions import suggestions  # importing torchao takes 2 seconds
 
         changes = suggestions(self._record, compile_beside(self._record))
         return replace(changes, entries=changes.entries[:limit])
@@ -351,7 +346,7 @@ class Program:
         runs: int = 1,
         etrecord: str | os.PathLike[str] | None = None,
     ) -> Inspection | Profile:
-        """Return measured times next to estimated cycles.
+        """Return measured times and estimated cycles.
 
         If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the
         table of ExecuTorch's Inspector with columns for the estimates. The times in this table are simulation times on the host.
@@ -360,7 +355,6 @@ class Program:
             inputs: Inputs of one inference. Default: the example inputs.
             files: Logs with PMU counters printed by ExecuTorch's runner, Arm's evaluation kit, Zephyr or ethorch's firmware, CSV of
                 QREAD samples (``qread_bytes,samples``), or CSV of call times (``milliseconds``).
-            runs: Number of runs.
             etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:

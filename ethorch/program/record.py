@@ -22,7 +22,7 @@ from ethorch.lower.partition_report import PartitionReport
 from ethorch.npu import Sources
 from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import State, states_of
-from ethorch.program.facts import TensorInfo, Verification
+from ethorch.program.facts import StreamPass, TensorInfo, Verification, sum_passes
 from ethorch.program.transfer import DEFERRED, Methods, method_of
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import roles
@@ -43,13 +43,9 @@ if TYPE_CHECKING:
 class Record:
     """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
 
-    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and possibly ``settings`` equal None.
+    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and possibly ``settings`` are None.
 
     Attributes:
-        pte: Contents of the ``.pte``.
-        method: Name of the method.
-        settings: Settings of the compilation.
-        build: Result of the compilation.
         model: The float model and its samples.
         quantized: Model returned by ``convert_pt2e``.
         config: The user's QuantizationConfig, or None if a named scheme was used.
@@ -57,10 +53,11 @@ class Record:
         sources: Folder that records the operator of each command, or None.
         selection: Method for each input shape, or None if the program has one shape.
         partition: NPU operators, and the reasons for CPU operators, or None if unknown.
+        stream_passes: Passes that changed command streams.
         verification: Comparison of the delegates with the TOSA reference, or None if not verified.
         tried: Programs that the search for budgets compiled, including this program.
         measured: Cached results of runs on samples, by name.
-        methods_by_name: Records of other methods in the file. All records of a file share this dict.
+        methods_by_name: Records of the methods in the file. All records of a file share this dict.
     """
 
     def __init__(
@@ -84,7 +81,10 @@ class Record:
         self.selection: Selection | None = None
         self.tried: tuple[Attempt, ...] = ()
         self.verification: Verification | None = None
+        self.stream_passes: tuple[StreamPass, ...] = ()
         self.partition: PartitionReport | None = None if build is None else build.partition
+        if build is not None:
+            self.stream_passes = sum_passes(effect for delegate in build.delegates for effect in delegate.compiled.passes)
         self.measured: dict[str, Any] = {}
         self._parsed = pte.read(data)
         pte.entry_point(self._parsed, method)
@@ -164,7 +164,7 @@ class Record:
         return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
 
     def crop(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Remove padding that originates from padded inputs from the flattened outputs."""
+        """Return the flattened outputs without the padding that results from padded inputs."""
         return list(outputs) if self.selection is None else self.selection.crop(outputs, shapes_of(inputs))
 
     def with_method(self, method: Record) -> Record:
@@ -206,11 +206,11 @@ class Record:
         )
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Quantize the float inputs for which the program has quantized inputs, and return all inputs."""
+        """Return the inputs, with float inputs quantized if the program's inputs are quantized."""
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences in the inputs, or 1 if the shapes are wrong, so that the runtime raises an error."""
+        """Return the number of inferences in the inputs. Return 1 for wrong shapes, so that the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1
@@ -341,5 +341,5 @@ class Record:
 
     @property
     def milliseconds(self) -> float | None:
-        """The estimated milliseconds of one inference, or None if the time of any part is unknown."""
+        """The estimated time of one inference in milliseconds, or None if the time of any part is unknown."""
         return self.estimate.milliseconds

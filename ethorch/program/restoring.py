@@ -14,7 +14,7 @@ from ethorch.lower.partition_report import PartitionReport
 from ethorch.program.attempt import Attempt
 from ethorch.program.comparison_file import read_comparisons
 from ethorch.program.explanation import State
-from ethorch.program.facts import Accuracy, Unchecked, Verification
+from ethorch.program.facts import Accuracy, StreamPass, Unchecked, Verification
 from ethorch.program.record import Record
 from ethorch.report.program_data import IN_FOLDER, read_methods_data
 from ethorch.support.errors import FormatError
@@ -51,6 +51,7 @@ def _restore(record: Record, data: Mapping[str, Any]) -> None:
     if (section := data["verification"]) is not None:
         unchecked = tuple(read_row(Unchecked, row) for row in section["unchecked"])
         record.verification = Verification(section["delegates"], section["equal"], unchecked, tuple(map(str, section["repairs"])))
+    record.stream_passes = tuple(read_row(StreamPass, row) for row in data["stream_passes"])
     if (section := data["accuracy"]) is not None:
         sqnr_db = math.inf if section["sqnr_db"] is None else section["sqnr_db"]
         record.measured["accuracy"] = read_row(Accuracy, {**section, "sqnr_db": sqnr_db})

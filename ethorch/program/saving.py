@@ -46,7 +46,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the parent folder is writable. For a path without a suffix, parent folders that do not exist are permitted.
+    """Check that the parent folder is writable. If the path has no suffix, parent folders do not have to exist.
 
     Raises:
         EthorchError: The parent folder is not writable.
@@ -115,7 +115,7 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line that names the saved file, or the saved folder and its files, and a line for each omitted comparison."""
+    """Return a line that names the saved file or folder, and a line for each omitted comparison."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")

@@ -103,8 +103,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
         )
     if user.quantized and not user.dynamic_shapes and shapes != tuple(tuple(x.shape) for x in tensors):
         raise SpecError(
-            f"shapes: expected {describe_inputs(user.example_inputs)}, with which the model was quantized; got {words}. Pass the "
-            "float model."
+            f"shapes: expected the shapes for which the model was quantized ({describe_inputs(user.example_inputs)}), got {words}. "
+            "Pass the float model."
         )
     if not user.is_exported:
         return
@@ -132,10 +132,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
 
 
 def _root(dim: Any, size: int) -> tuple[Any, int | None]:
-    """Return the Dim of which a dimension is a linear function, and the value of this Dim if the dimension is ``size``.
-
-    Return (None, None) for ``Dim.AUTO``.
-    """
+    """Return the Dim of which a dimension is a linear function, and the value of this Dim if the dimension is ``size``."""
+    # Return (None, None) for ``Dim.AUTO``.
     if not isinstance(dim, torch.export.Dim):
         return None, None
     root, of_root = getattr(dim, "root", None), getattr(dim, "fn", None)
@@ -166,7 +164,7 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
 
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
-    """Return method names with the sizes that differ, e.g. ``forward_64``, or ``forward`` for a single shape."""
+    """Return method names with the sizes that differ, e.g. ``forward_64``."""
     columns = list(zip(*([size for shape in input_shapes for size in shape] for input_shapes in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 Compile = Callable[[UserModel, Settings], Record]
 
 _BLOCK = 16  # number of channels that the NPU computes in parallel
-_ABOVE = 3  # maximum number of channels that exceed a multiple of _BLOCK for a suggestion to remove them
+_ABOVE = 3  # maximum number of channels beyond a multiple of _BLOCK that a suggestion removes
 _LAYERS = 4  # maximum number of convolutions for which fewer channels are tried
 _LEAST_IMAGE = 48  # minimum image size in pixels for which a smaller image is tried
 _SHRUNK = 0.75
-_STEP = 8  # the number of channels after narrowing a convolution is a multiple of this
+_STEP = 8  # suggested numbers of channels are multiples of this
 _WORTH = 0.005  # minimum relative improvement of a suggestion
 
 
@@ -63,7 +63,7 @@ class Suggestion:
     note: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
 
@@ -80,7 +80,7 @@ class Suggestions:
     obstacles: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data."""
+        """Return JSON-compatible data."""
         return {
             "entries": [entry.to_json() for entry in self.entries],
             "obstacles": list(self.obstacles),
@@ -104,7 +104,7 @@ class Suggestions:
 
 
 def suggestions(record: Record, compile_by: Compile) -> Suggestions:
-    """Compile changes, and return the changes that make the program smaller or faster.
+    """Compile the program with several changes, and return the changes that make it smaller or faster.
 
     Args:
         compile_by: Function that compiles a model with the given settings, without a search for budgets.
@@ -163,10 +163,8 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Iterate over the convolutions with the most bytes at the RAM peak, the most time, and the most weights.
-
-    If budgets are exceeded, only the exceeded budgets are considered.
-    """
+    """Iterate over the convolutions with the most bytes at the RAM peak, the most time, and the most weights."""
+    # If budgets are exceeded, only the exceeded budgets are considered.
     missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []
     if "ram" in missed:
@@ -250,10 +248,8 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Iterate over suggestions to reduce the channels of a convolution to a multiple of ``_BLOCK``.
-
-    Each of these convolutions is compiled separately.
-    """
+    """Suggest fewer channels for convolutions, rounded down to a multiple of ``_BLOCK``."""
+    # Each of these convolutions is compiled separately.
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
     modules = dict(record.model.module.named_modules()) if record.model is not None else {}
@@ -277,7 +273,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
                 seen.append(compile_by(user, replace(alone, min_sqnr_db=None)))
         suggestion = _compare_builds(
             f"{narrow} instead of {conv.out_channels} channels in {layer.module}",
-            "effect on this layer only; train the modified model",
+            "shows the effect on this layer only; train the modified model",
             seen[0],
             seen[1],
         )

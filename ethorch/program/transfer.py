@@ -40,7 +40,7 @@ class Methods(dict[str, Any]):
     """The records of a file, by method name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ethorch.lower.fx import pickles  # 2 seconds of torch, which a process that only runs programs does not need
+        from ethorch.lower.fx import pickles  # importing torch takes 2 seconds
 
         states = {name: _state(record) for name, record in self.items()}
         deferred = next((value for record in self.values() if (value := record.__dict__.get("_deferred")) is not None), None)
@@ -60,7 +60,6 @@ class Methods(dict[str, Any]):
 
 
 def _state(record: Any) -> dict[str, Any]:
-    """Return all attributes except models, runtime objects, and cached properties."""
     cached = {name for name in dir(type(record)) if isinstance(getattr(type(record), name), cached_property)}
     dropped = {*DEFERRED, "methods_by_name", "_deferred", "_parsed", *cached}
     state = {name: value for name, value in record.__dict__.items() if name not in dropped}

@@ -35,9 +35,6 @@ class Tuning:
 
     Attributes:
         model: The model to compile, and its samples.
-        settings: Settings of the compilation.
-        result: Steps and figures of the search.
-        reached: Whether the goal was reached.
     """
 
     model: UserModel

@@ -41,8 +41,8 @@ class _Check:
 
     Attributes:
         inputs: Inputs of the last comparison, or None.
-        is_settled: Whether the payload was compared with outputs that are not constant.
-        reason: Reason why the payload was not compared, or "" if it was compared.
+        is_settled: Whether the payload was compared at least once with outputs that are not constant.
+        reason: Reason why the payload was not compared, or "".
     """
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
@@ -175,10 +175,8 @@ def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
 
 
 def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
-    """Run the only delegate of a method without ExecuTorch, because importing ExecuTorch takes a second.
-
-    Return False if the method has several delegates, or if CPU operators other than quantize and casts precede the delegate.
-    """
+    """Run the only delegate of a method without ExecuTorch, because importing ExecuTorch takes a second."""
+    # Return False if the method has several delegates, or if CPU operators other than quantize and casts precede the delegate.
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False
     check = checks[part.payloads[0]]

@@ -31,11 +31,10 @@ Session = Sequence[tuple[str, Inputs]]
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Quantize a model by calibration, with copies of the buffers that the model writes.
+    """Quantize a model by calibration. Buffers that it writes are copied first.
 
     Args:
-        model: Model. A quantized model is returned unchanged.
-        spec: Compile spec.
+        model: Float model. A quantized model is returned unchanged.
         config: Config of the whole model. Defaults to int8 with per-channel weights.
         quantizer: Quantizer to use instead of ``spec`` and ``config``.
 
@@ -64,10 +63,8 @@ def quantize_methods(
     the buffers.
 
     Args:
-        models: Models by name.
         sessions: Calibration calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
             calibration samples of a single model, or to the example inputs of several models.
-        quantizers: Quantizers by name.
         alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
         operators: Configs of operators by FX name. Models that do not contain an operator ignore its config.
 
@@ -121,7 +118,7 @@ def quantize_methods(
 
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
-    """Return the names of the submodules of all models, for messages, or ``["(none)"]`` if the models have no submodules."""
+    """Return the submodule names of all models, for messages, or ``["(none)"]``."""
     return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 

@@ -25,7 +25,6 @@ def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> 
     """Return the weight with masked elements set to zero and all others rounded to levels. Rounding does not change the gradient.
 
     Args:
-        weight: Float tensor.
         mask: Bool tensor of the same shape. False sets an element to zero.
         table: int64[255], the levels for -127..127, or an empty tensor to disable rounding.
         axis: Output channel axis. The largest magnitude of each channel maps to 127.
@@ -118,7 +117,6 @@ class ConstrainedFakeQuantize(nn.Module):
 
     Args:
         inner: torchao's fake-quantize module, whose observer remains active.
-        rule: Rule of the weight.
     """
 
     kept: Tensor

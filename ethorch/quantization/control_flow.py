@@ -246,24 +246,14 @@ def _stub(prepared: GraphModule) -> GraphModule:
 
 @dataclass
 class _ObservedBranch:
-    """A branch of a control-flow operator during calibration.
+    """A branch of a control-flow operator during calibration."""
 
-    Attributes:
-        part: Position of the branch in the operator.
-        owner: Graph that contains the operator.
-        graph: Prepared graph of the branch.
-        alternatives: All branches of the operator.
-        around: Enclosing branches, outermost first.
-        operands: Operands of the first call.
-        hook: Hook that records ``operands``.
-    """
-
-    part: Subgraph
+    part: Subgraph  # position of the branch in the operator
     owner: GraphModule
     graph: GraphModule
     alternatives: list[_ObservedBranch]
     around: tuple[_ObservedBranch, ...]
-    operands: list[tuple[Any, ...]]
+    operands: list[tuple[Any, ...]]  # operands of the first call, recorded by ``hook``
     hook: Any
 
     @property
@@ -308,7 +298,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
     """Run each branch that no sample reached, outer branches first.
 
-    Branches of ``cond`` run in place of the other branch. The body of a loop runs once, on the operands of the condition.
+    Branches of ``cond`` replace the other branch. The body of a loop runs once, on the operands of the condition.
 
     Raises:
         QuantizationError: No sample reached the control-flow operator.

@@ -20,7 +20,6 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
     All members share the observer of the first member.
 
     Args:
-        nodes: Annotated nodes, in order.
         is_absorbed: Predicate for nodes that absorb a clamp, after which the observer is placed.
     """
     groups: list[set[Edge]] = []

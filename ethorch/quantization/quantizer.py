@@ -29,6 +29,7 @@ from ethorch.support.errors import QuantizationError
 from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.targets.tosa_specification import TosaSpecification
+from ethorch.targets.tuning import UNTUNED
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize float program inputs and outputs with a config, or, with None, like the operators that use them.
+        """Quantize float program inputs and outputs with a config. If it is None, quantize them like the operators that use them.
 
         The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
         or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
@@ -111,7 +112,6 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Quantize the nodes that ``node_finder`` returns.
 
         Args:
-            quantization_config: Config of the nodes.
             node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. Called before the graph is
                 decomposed, and again when it is annotated.
         """
@@ -199,8 +199,9 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Configure the observers created by ``prepare_pt2e``, and insert a check of the shapes of samples."""
-        link_observers(model, edge_or_node_to_obs_or_fq)
+        """Configure the observers created by ``prepare_pt2e``, and insert a check of sample shapes."""
+        target = getattr(self.compile_spec, "target", None)
+        link_observers(model, edge_or_node_to_obs_or_fq, UNTUNED if target is None else target.tuning)
         if not model.meta.get(INNER) and not self.settings.trains:
             check_shapes(model)
 

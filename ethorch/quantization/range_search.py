@@ -75,7 +75,6 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
 
     Args:
         seen: Observations with a positive reach and nonzero elements.
-        counts: Histogram.
         levels: Difference between the highest and the lowest integer value.
         symmetric: Whether the range is -x..x.
     """
@@ -125,10 +124,8 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return (standard deviation of an input's extreme, degrees of freedom). If the deviation is 0, the range is not widened.
-
-    If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
-    """
+    """Return (standard deviation of an input's extreme, degrees of freedom). If the deviation is 0, the range is not widened."""
+    # If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0
     if variance == 0 or (elements >= _MANY and not fine):

@@ -49,7 +49,7 @@ def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -
     """Return a quantizer for the schemes in the settings.
 
     Args:
-        module: The float model. A key of ``settings.modules`` that does not name a submodule is the FX name of an operator.
+        module: The float model. A key of ``settings.modules`` that is not a submodule is the FX name of an operator.
 
     Raises:
         SpecError: The settings were loaded from a file, which does not contain their QuantizationConfig.

@@ -50,13 +50,12 @@ class Settings:
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
         """Return a function from a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
 
-        A decomposed node matches the name and the target of its composite operator. An operator without weights (relu, add, cat,
-        pool, matmul, view) adopts the config that all its neighbors share if there is a global config. Neighbors that may also
-        adopt a config are skipped in favor of their own neighbors. Values between two 16-bit modules therefore remain 16-bit. Next
-        to a float module, the global config applies.
+        A decomposed node matches the name and the target of its composite operator. If there is a global config, an operator
+        without weights (relu, add, cat, pool, matmul, view) adopts the config that all its neighbors share. Neighbors that may
+        also adopt a config are skipped in favor of their own neighbors. Values between two 16-bit modules therefore remain
+        16-bit. Operators next to a float module use the global config.
 
         Args:
-            model: Exported graph.
             warn: Whether to log settings that do not match any node.
         """
         if warn:

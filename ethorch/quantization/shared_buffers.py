@@ -74,8 +74,6 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
 
     Args:
-        graphs: Models with observers.
-        modules: User modules that were exported.
         alternatives: Whether the models are the same module at several shapes, and therefore share all operators.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}

@@ -1,4 +1,4 @@
-"""torchao specs with fixed ranges or another channel axis."""
+"""torchao specs with fixed ranges or a different channel axis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat:
     """Return the spec of an output whose real range is fixed, or limited if the observer is an ``ActivationObserver``.
 
     Args:
-        fixed_range: Real range of the output.
         like: Spec of other outputs. Integer limits default to the limits of its dtype.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
@@ -77,7 +76,7 @@ def _class_of(maker: Any) -> Any:
 
 
 def per_tensor(spec: QuantizationSpec, maker: Any) -> QuantizationSpec:
-    """Return a weight spec with one scale. ``maker`` creates the observer, and defaults to ``WeightObserver``."""
+    """Return a weight spec with one scale. The observer factory ``maker`` defaults to ``WeightObserver``."""
     return dataclasses.replace(
         spec, qscheme=torch.per_tensor_symmetric, ch_axis=None, observer_or_fake_quant_ctr=maker or WeightObserver
     )

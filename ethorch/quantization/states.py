@@ -33,12 +33,11 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
 
     Args:
         model: Annotated graph whose writes are ``copy_`` nodes.
-        nodes: Nodes in order.
     """
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def order(place: Place) -> tuple[int, int]:
-        """Return a sort key for torchao's order of creating observers. Only observers that exist already can be shared."""
+        """Return a sort key for the order in which torchao creates observers. Only existing observers can be shared."""
         return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
 
     for name, write in writes_of(model.graph).items():

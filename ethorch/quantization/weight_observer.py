@@ -85,7 +85,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return w
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scales, int32 zero points), with one element for each channel, or one for a per-tensor weight."""
+        """Return (scales, int32 zero points), with one element for each channel, or one element for a per-tensor weight."""
         if self.fixed is not None:
             return self.fixed
         if self._weight is None:

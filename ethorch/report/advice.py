@@ -33,7 +33,7 @@ class Advice:
         figure: Current cost, with a unit.
         text: Reason and remedy.
         weight: Share of the cycles or of the RAM that the advice concerns, from 0 to 1.
-        is_saving: Whether the whole figure can be saved, and not only a part of the figure.
+        is_saving: Whether the change can save all of ``figure``, and not only a part.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Advice:
     is_saving: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
 
@@ -223,7 +223,6 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _idle_remedy(layer: Layer) -> str:
-    """Return the remedy for idle multipliers, or an empty string if no remedy applies."""
     maps = [shape for shape in (*layer.ifm_shapes[:1], layer.ofm_shape) if shape]
     if "Depthwise" in layer.operator:
         return "A depthwise convolution multiplies each channel separately. Use fewer channels in depthwise convolutions."
@@ -260,7 +259,6 @@ def _peak(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator
 
 
 def _places(layers: Sequence[Layer]) -> list[str]:
-    """Return the modules of layers, or the operators of layers without a module."""
     return list(dict.fromkeys(layer.module or _operators(layer) for layer in layers))
 
 
@@ -269,7 +267,6 @@ def _operators(layer: Layer) -> str:
 
 
 def _tensor_label(tensor: TensorPlace, layers: Sequence[Layer]) -> str:
-    """Return the operator and module of a tensor on the NPU, or the name of a tensor in ExecuTorch's memory plan."""
     if tensor.delegate is None:
         return tensor.name
     writer = next((layer for layer in layers if layer.delegate == tensor.delegate and layer.name == tensor.name), None)

@@ -45,7 +45,6 @@ class Change:
     Attributes:
         name: Key in ``Program.to_json``, e.g. ``operators.cpu``.
         before, after: Values, or None if unknown.
-        less_is_better: Whether a smaller value is better.
     """
 
     name: str
@@ -69,10 +68,9 @@ class LayerChange:
     """A layer that occurs in at least one of two builds.
 
     Attributes:
-        module, operator: Layers of the two builds with equal modules and operators are matched in order.
+        module, operator: Key by which layers are matched. Layers with the same key are matched in order.
         state: ``same``, ``changed`` (cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
         where_before, where_after: ``NPU`` or ``CPU``, or "" if the build does not contain the layer.
-        cycles_before, cycles_after: Cycles, or None if unknown.
     """
 
     module: str
@@ -94,7 +92,6 @@ class BuildComparison:
     """A comparison of two builds of one method.
 
     Attributes:
-        totals: Figures of the whole program.
         layers: Layers, largest change in cycles first.
         settings: For each setting that differs, the values before and after.
         versions: For each package whose version differs, the versions before and after.
@@ -188,7 +185,6 @@ class ProgramComparison:
     """A comparison of two builds of a program.
 
     Attributes:
-        methods: Comparison for each method name.
         added, removed: Methods that only the second or only the first build contains.
     """
 
@@ -197,7 +193,7 @@ class ProgramComparison:
     removed: tuple[str, ...] = ()
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return ``BuildComparison.regressions`` of all methods. If there are several, each line starts with the method's name."""
+        """Return the regressions of all methods. If there are several methods, each line starts with the method's name."""
         prefixes = {name: f"{name}: " if self._is_named else "" for name in self.methods}
         return [prefixes[name] + line for name, build in self.methods.items() for line in build.regressions(percent)]
 
@@ -247,7 +243,7 @@ class ProgramComparison:
 
 
 def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> ProgramComparison:
-    """Compare the methods of two builds that have the same name. If each build has one method, ignore the names.
+    """Compare the methods that have the same name in two builds. If each build has one method, ignore the names.
 
     Args:
         before, after: Result of ``Program.to_json`` for each method.

@@ -22,10 +22,8 @@ class Check:
     """The state of one requirement.
 
     Attributes:
-        name: Name of the requirement.
         state: ``ok``, ``warning`` (untested), ``missing`` (optional), or ``wrong`` (ethorch does not work).
         found: Version or path, or "" if the requirement is missing.
-        advice: Remedy, or "".
     """
 
     name: str
@@ -34,12 +32,12 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
 
 def examine() -> tuple[Check, ...]:
-    """Run all checks, and return the results with the most important first."""
+    """Run all checks, and return the results, most important first."""
     return (_python(), *_requirements(), _compiler(), _cache(), *_optional(), *_tools())
 
 
@@ -68,7 +66,7 @@ def _requirements() -> Iterator[Check]:
         if Version(version) in requirement.specifier or requirement.specifier.contains(Version(version).base_version):
             yield Check(requirement.name, "ok", version)
         else:
-            advice = f'Tested versions: {requirement.specifier}. Use pip install "{requirement.name}{requirement.specifier}"'
+            advice = f'Tested versions: {requirement.specifier}. Run pip install "{requirement.name}{requirement.specifier}"'
             yield Check(requirement.name, "wrong", version, advice)
 
 
@@ -78,7 +76,7 @@ def _compiler() -> Check:
     except HostError as error:
         return Check("C++ compiler", "wrong", "", str(error))
     if command is None:
-        advice = "ExecuTorch's runtime requires a C++ compiler. Use apt-get install g++, or set CXX."
+        advice = "ExecuTorch's runtime requires a C++ compiler. Run apt-get install g++, or set CXX."
         return Check("C++ compiler", "wrong", "", advice)
     try:
         process = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
@@ -113,15 +111,15 @@ def _optional() -> Iterator[Check]:
         try:
             yield Check(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name, "missing", "", f"Required for {purpose}. Use pip install {name}")
+            yield Check(name, "missing", "", f"Required for {purpose}. Run pip install {name}")
 
 
 #: Optional commands, each with its purpose and source.
 _TOOLS = {
-    "arm-none-eabi-gcc": "Compiles firmware with GCC. Use apt-get install gcc-arm-none-eabi",
+    "arm-none-eabi-gcc": "Compiles firmware with GCC. Run apt-get install gcc-arm-none-eabi",
     "armclang": "Compiles firmware with Arm Compiler for Embedded. Available at developer.arm.com under Arm's license",
-    "clang": "Compiles firmware with a clang that has an Arm back end. Use apt-get install clang lld",
-    "qemu-system-arm": "Runs firmware on QEMU's mps3-an547. Use apt-get install qemu-system-arm",
+    "clang": "Compiles firmware with a clang that supports Arm. Run apt-get install clang lld",
+    "qemu-system-arm": "Runs firmware on QEMU's mps3-an547. Run apt-get install qemu-system-arm",
     "FVP_Corstone_SSE-300_Ethos-U55": "Arm's Fixed Virtual Platform for Corstone-300 with an Ethos-U55. See developer.arm.com",
     "FVP_Corstone_SSE-300_Ethos-U65": "Arm's Fixed Virtual Platform for Corstone-300 with an Ethos-U65. See developer.arm.com",
     "FVP_Corstone_SSE-320": "Arm's Fixed Virtual Platform for Corstone-320 with an Ethos-U85. See developer.arm.com",
@@ -135,7 +133,7 @@ def _tools() -> Iterator[Check]:
 
 
 def _with_version(place: str) -> str:
-    """Return the path of a command and the first line printed by ``--version``. FVPs are not started."""
+    """Return a path with the output of ``--version``. FVPs are not started."""
     if "FVP_" in place:
         return place
     try:

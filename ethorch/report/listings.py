@@ -103,7 +103,7 @@ def _becomes(tried: support.Support) -> str:
 
 
 def operators_text(rows: list[Row]) -> str:
-    """Format the details of the operator if there is a single row, and one line per operator otherwise."""
+    """Format the details of a single operator, or one line per operator."""
     if len(rows) > 1:
         width = max(len(row["name"]) for row in rows)
         lines = [f"{'':<{width}}  {'U55':<12}{'U65':<12}{'U85':<12}"]
@@ -207,7 +207,6 @@ def _limits(target: Target, operator: str) -> str:
 
 
 def _runs_more(target: Target, baseline: Target) -> list[str]:
-    """Return the operators for which ``target`` supports more calls than ``baseline``, with the activation types."""
     names = target.family.upper(), baseline.family.upper()
     operators = []
     for name, tried in support.table().items():

@@ -31,7 +31,6 @@ def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequenc
     """Return the lines of a Markdown table.
 
     Args:
-        heads: Column titles.
         body: Rows of cells, which are escaped.
         right: Indices of right-aligned columns.
     """

@@ -61,7 +61,7 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
 
 
 def write_methods_data(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of ``program.json``, given the result of ``Program.to_json`` for each method."""
+    """Return the contents of ``program.json`` for the result of ``Program.to_json`` of each method."""
     first, *others = methods
     differing = {data["method"]: {key: value for key, value in data.items() if value != first[key]} for data in others}
     return {**first, OTHERS: differing} if others else dict(first)

@@ -100,6 +100,12 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
         for operator in verification["repairs"]:
             yield "Repaired", "1 copy", f"inserted before {operator} to avoid a Vela bug"
+    for row in data.get("stream_passes", ()):
+        cycles = row["cycles_before"] - row["cycles_after"]
+        saved = [f"{cycles:,} cycles ({cycles / max(row['cycles_before'], 1):.1%})"]
+        if difference := row["bytes_before"] - row["bytes_after"]:
+            saved.append(f"{difference:,} bytes of RAM")
+        yield "Pass", row["name"], f"saves {' and '.join(saved)} of Vela's command stream, by the cycle model"
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):

@@ -39,7 +39,6 @@ class Support:
     """The results of the dry run for one operator.
 
     Attributes:
-        calls: Number of sample calls.
         refused: Refused calls for each case. See :data:`CASES`.
         tosa: TOSA operators to which the first sample call is lowered, for each case.
     """

@@ -18,7 +18,6 @@ class Verdict:
     """The answer to one question about a program.
 
     Attributes:
-        question: The question in a few words.
         state: ``yes``, ``no``, ``unknown`` (the figure was not measured), or ``open`` (no limit is set).
         answer: Sentences with the figures and the limit.
     """

@@ -44,7 +44,7 @@ class Allocated:
 
 
 class _Idle:
-    """A machine that does not compute anything, because allocations do not depend on values."""
+    """A machine that computes nothing, because allocations do not depend on values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)
@@ -59,12 +59,10 @@ class _Idle:
 def measure(
     program: bytes, method: str = "forward", *, method_pool_bytes: int | None = None, temporary_bytes: int | None = None
 ) -> Allocated:
-    """Load a method of a .pte, run the method once with zeros and without simulating the NPU, and return its allocations.
+    """Load a method of a .pte, run it once with zeros and without simulating the NPU, and return its allocations.
 
     Args:
-        program: Contents of the .pte.
-        method: Method name.
-        method_pool_bytes, temporary_bytes: Size of each allocator. Default: 64 MiB.
+        method_pool_bytes, temporary_bytes: Allocator sizes. Default: 64 MiB.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.

@@ -64,7 +64,7 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy the inputs to the machine, run it, and copy the outputs back. The C++ code has already checked the tensors."""
+        """Copy the inputs to the machine, run it, and copy the outputs back. C++ code has checked the tensors."""
         self.started = time.monotonic_ns()
         if not self.payload.scratch_bytes:  # a delegate that has no scratch region has no inputs and outputs
             self.machine.run()
@@ -95,7 +95,7 @@ class _Calls(threading.local):
 
 
 class HostBackend:
-    """The C++ library that is registered with ExecuTorch, and all loaded delegates."""
+    """The C++ library registered with ExecuTorch, and all loaded delegates."""
 
     _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
     _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
@@ -187,11 +187,9 @@ class HostBackend:
 
     @contextmanager
     def _store_escaped_errors(self) -> Iterator[None]:
-        """Store exceptions that propagate out of a callback, which Python passes only to ``sys.unraisablehook``.
-
-        If a signal such as Ctrl-C arrives in C++ code, Python handles it at the start of the next callback, outside the callback's
-        ``try`` block.
-        """
+        """Store exceptions that propagate out of a callback, which Python passes only to ``sys.unraisablehook``."""
+        # If a signal such as Ctrl-C arrives in C++ code, Python handles it at the start of the next callback, outside the
+        # callback's ``try`` block.
         previous_hook = sys.unraisablehook
 
         def store(unraisable: sys.UnraisableHookArgs) -> None:

@@ -27,7 +27,6 @@ class Elements:
 
     Attributes:
         dtype: Name of the dtype in torch.
-        shape: Shape of the tensor.
         order: Axes in storage order, outermost first.
         data: Bytes of the elements in storage order.
     """

@@ -36,10 +36,6 @@ class Executor:
     """The loaded methods of one program. All methods share planned memories with the size of the largest method.
 
     A failed call raises RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
-
-    Args:
-        data: Contents of the .pte.
-        methods: Parsed methods by name.
     """
 
     def __init__(self, data: bytes, methods: Mapping[str, Method]):

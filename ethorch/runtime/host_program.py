@@ -41,7 +41,6 @@ class HostProgram:
     Methods that share mutable buffers are loaded together. For example, ``program["decode"]`` shares the buffers of ``program``.
 
     Attributes:
-        method: Name of the method.
         methods: Names of the methods that were loaded together.
         description: Parsed method: values, inputs, operators and calls.
         delegates: Payload of each Ethos-U delegate, in file order.
@@ -60,7 +59,7 @@ class HostProgram:
         """Return another method that was loaded together with this method.
 
         Raises:
-            HostError: The method was not loaded together with this method.
+            HostError: No such method was loaded.
         """
         if method not in self.methods:
             raise HostError(
@@ -70,7 +69,7 @@ class HostProgram:
         return HostProgram(self._session, method, self._batch_machine)
 
     def reset(self) -> None:
-        """Restore the initial values of mutable buffers, for all methods that share the buffers."""
+        """Restore the initial values of mutable buffers, in all methods that share them."""
         self._session.reset()
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -92,13 +91,13 @@ class HostProgram:
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
-        Results are equal to those of separate calls. CPU operators run one sample at a time. Delegates also run one sample at a
-        time if calls depend on previous calls (``many.keeps_state``) or the network is small. The same applies if the program was
-        loaded with ``machine``, ``trace`` or ``etdump``.
+        Results are equal to those of separate calls. CPU operators run one sample at a time. So do delegates if calls depend on
+        previous calls (``many.keeps_state``), if the network is small, or if the program was loaded with ``machine``, ``trace``
+        or ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
-            threads: Number of simulator threads. Default: the number of CPUs available to this process.
+            threads: Number of simulator threads. Default: the number of available CPUs.
 
         Raises:
             HostError, MachineFault: See :meth:`__call__`. The message contains the number of the sample.
@@ -151,8 +150,8 @@ class HostProgram:
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
         """Write the recorded events to a file for ``executorch.devtools.Inspector``.
 
-        The events contain the simulation time of the NPU operators in each delegate call. The events of CPU operators are recorded
-        by the wheel of ExecuTorch 1.5, but not by the wheel of 1.4.
+        The events contain the simulation time of the NPU operators in each delegate call. CPU operators are recorded by the wheel
+        of ExecuTorch 1.5, but not by that of 1.4.
 
         Raises:
             HostError: The program was loaded without ``etdump=True``, no events are recorded, or the file cannot be written.
@@ -208,7 +207,7 @@ def load(
     Args:
         source: Path or contents of the .pte.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
-        machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine`` is used.
+        machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine``.
         trace: Trace for each ``ethorch.npu.Machine``.
         etdump: Whether to record events for ``HostProgram.write_etdump``.
         sources: Function that receives a payload and its compile specs and returns the operator of each command, e.g.
@@ -263,7 +262,6 @@ _programs_lock = threading.Lock()
 
 
 def _npu_program(payload: DelegatePayload, parsed: npu.Program | None = None) -> tuple[npu.Program, int]:
-    """Return the NPU program for a payload, and its staging bytes. ``parsed`` is the program without constants, if known."""
     key = payload.commands, payload.weights  # hashes of bytes are cached, and the program refers to the same bytes objects
     with _programs_lock:
         if key not in _programs:

@@ -67,7 +67,7 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return a machine that reads inputs in place, and the numbers of these inputs, or None if no input can be read in place.
+        """Return a machine and the numbers of the inputs that it reads in place, or None if there are none.
 
         Args:
             inputs: Address of each input.

@@ -46,9 +46,9 @@ _LOAD_PROGRAM = "_ZN10executorch7runtime7Program4loadEPNS0_10DataLoaderENS1_12Ve
 def executorch_copies() -> list[Core]:
     """Return all copies of ExecuTorch's core in this process.
 
-    ExecuTorch 1.5 has one core library and two kernel libraries, which can be loaded without torch. In the wheels of 1.4, several
-    shared objects that require torch contain a copy of the core. The import order determines the copy that the Python bindings use.
-    Therefore, the delegate is registered with each copy.
+    The wheel of ExecuTorch 1.5 has one core library, which does not require torch. In the wheel of 1.4, several shared objects that
+    require torch contain a copy, and the import order determines the copy that the Python bindings use. The delegate is therefore
+    registered with every copy.
     """
     core = _find_core()
     paths: list[str | None] = [None, *_import_bindings()] if core is None else [str(core), *_find_kernels(core)]
@@ -72,7 +72,7 @@ def _find_package() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "include").is_dir():
             return Path(folder)
-    raise HostError("cannot find ExecuTorch's C++ headers. Use pip install 'executorch>=1.4.1,<1.6'.")
+    raise HostError("cannot find ExecuTorch's C++ headers. Run pip install 'executorch>=1.4.1,<1.6'.")
 
 
 def _find_core() -> Path | None:
@@ -98,7 +98,7 @@ def _import_bindings() -> list[str]:
             import_module("executorch.runtime")
             quantized = import_module("executorch.kernels.quantized")
     except ImportError as error:
-        raise HostError(f"cannot import ExecuTorch's runtime ({error}). Use pip install 'executorch>=1.4.1,<1.6'.") from None
+        raise HostError(f"cannot import ExecuTorch's runtime ({error}). Run pip install 'executorch>=1.4.1,<1.6'.") from None
     paths = [str(sys.modules[name].__file__) for name in _BINDINGS if name in sys.modules]
     return paths + [str(path) for path in Path(str(quantized.__file__)).parent.glob("*quantized_ops_aot_lib*")]
 
@@ -134,7 +134,7 @@ def build_library() -> Path:
 
 
 def build_executor() -> Path:
-    """Build the library that runs and measures programs. The library is linked to one copy of ExecuTorch's core."""
+    """Build the library that runs and measures programs, linked to one copy of ExecuTorch's core."""
     sources, include = Path(__file__).parent / "cpp", _executorch_include()
     core = _find_object_with(_LOAD_PROGRAM)
     return native.build(

@@ -1,4 +1,4 @@
-"""Run a program for many samples, with CPU operators for one sample at a time and delegates for several samples at a time.
+"""Run a program for many samples: CPU operators one sample at a time, and delegates several samples at a time.
 
 The runtime runs each sample up to the first delegate, records the inputs of the delegate and aborts the run. The simulator then
 runs the delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and
@@ -58,10 +58,9 @@ class Recording:
         self._at, self.waiting = 0, None
 
     def call(self, number: int, payload: DelegatePayload, inputs: Any, outputs: Any) -> None:
-        """Copy the recorded outputs of a delegate call. If there are none yet, record the inputs and raise Paused.
+        """Copy the recorded outputs of a delegate call. If none are recorded yet, record the inputs and raise Paused.
 
         Args:
-            number: Number of the delegate.
             inputs, outputs: Pointers to the tensors.
         """
         if self._at == len(self.done):
@@ -87,7 +86,6 @@ def run_batch(
     Args:
         once: Function that runs the runtime until the sample is paused or finished.
         payload: Function that returns the payload for a delegate number.
-        machine: Function that creates a machine for a payload.
 
     Raises:
         MachineFault: The command stream is invalid. The attribute ``image`` is the number of the sample.

@@ -19,8 +19,8 @@ from ethorch.support.errors import HostError
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
     """Return the methods to load together with ``name``, including ``name``.
 
-    Methods with shared buffers are loaded together. A method without shared buffers is loaded alone, because tensors of different
-    methods overlap in planned memory.
+    Methods with shared buffers are loaded together, and each other method alone, because tensors of different methods overlap in
+    planned memory.
     """
     if not _shares(methods[name]):
         return {name: methods[name]}
@@ -37,10 +37,7 @@ class Session:
     All methods are loaded at the same time, because loading a method writes the initial values of buffers.
 
     Args:
-        data: Contents of the .pte.
-        descriptions: Parsed methods by name.
         machine: Function that creates the machine for each delegate.
-        etdump: Whether to record events.
         over: Function that creates machines that read buffers in place. Default: buffers are copied.
 
     Attributes:

@@ -43,11 +43,7 @@ class UserCodeError(EthorchError):
 
 
 class QuantizationError(EthorchError, ValueError):
-    """An operation that the quantizer does not support, or an invalid argument.
-
-    Attributes:
-        id: Stable dotted id, e.g. ``calibration.nan``.
-    """
+    """An operation that the quantizer does not support, or an invalid argument. ``id`` is stable, e.g. ``calibration.nan``."""
 
     def __init__(self, id: str, text: str):
         is_sentence = ". " in text and not text.endswith((".", "?", "!"))

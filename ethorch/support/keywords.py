@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def suggest_keywords(function: F) -> F:
     """Decorate a function or class so that a TypeError for an unknown keyword argument suggests a similar name.
 
-    Python does so from version 3.13.
+    Python 3.13 and later do this by default.
     """
     if isinstance(function, type):
         cls: Any = function

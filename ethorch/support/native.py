@@ -1,7 +1,7 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name contains a digest of its sources, so cached files are never outdated, and a digest of its bytes, because loading
-a truncated library would crash the process. Files that other users can change are not used.
+A library's name contains a digest of its sources, so cached files are never outdated, and a digest of its bytes, because a
+truncated library would crash the process. Files that other users can change are not used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def distrust(folder: Path) -> str | None:
             return f"{path} belongs to another user (uid {status.st_uid})"
         is_sticky = bool(status.st_mode & stat.S_ISVTX) and path != folder
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
-            return f"other users can write to {path} (mode {stat.S_IMODE(status.st_mode):o}; allow this user only: chmod go-w)"
+            return f"other users can write to {path} (mode {stat.S_IMODE(status.st_mode):o}; use chmod go-w)"
     return None
 
 
@@ -64,9 +64,7 @@ def build(
     purpose: str = "",
     otherwise: Sequence[str] = (),
 ) -> Path:
-    """Return a shared library from the cache or the wheel, or compile it.
-
-    The library is written under a temporary name and renamed. One process compiles, on all CPUs, and other processes wait.
+    """Return a shared library from the cache or the wheel, or compile it. One process compiles, and other processes wait.
 
     Args:
         name: Prefix of the file name.
@@ -101,7 +99,7 @@ def build(
         )
     if danger:
         raise HostError(
-            f"the cache {folder} is not private: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
+            f"the cache {folder} is not private: {danger}. Set ETHORCH_CACHE_DIR to a folder that only you can write to."
         )
     try:
         for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):

@@ -35,17 +35,14 @@ class NotebookProgress:
         self._update(always=True)
 
     def begin(self, name: str, total: int | None) -> None:
-        """See Listener."""
         self._stages.append([name, 0, total, time.monotonic()])
         self._update()
 
     def step(self, name: str) -> None:
-        """See Listener."""
         self._stages[-1][1] += 1
         self._update()
 
     def end(self, name: str) -> None:
-        """See Listener."""
         self._stages.pop()
 
     def _update(self, always: bool = False) -> None:

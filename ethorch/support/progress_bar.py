@@ -42,13 +42,10 @@ class ProgressBar:
         self._bars.stop()
 
     def begin(self, name: str, total: int | None) -> None:
-        """See Listener."""
         self._tasks.append(self._bars.add_task(name, total=total))
 
     def step(self, name: str) -> None:
-        """See Listener."""
         self._bars.advance(self._tasks[-1])
 
     def end(self, name: str) -> None:
-        """See Listener."""
         self._bars.remove_task(self._tasks.pop())

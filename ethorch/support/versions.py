@@ -26,11 +26,12 @@ def check_installed(user: str, modules: tuple[str, ...], install: str) -> None:
 
     Args:
         user: Program that requires the modules, e.g. ``examples/digits.py``.
-        modules: Import names.
         install: Command that installs the modules.
 
     Raises:
         EthorchError: A module is missing.
     """
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
-        raise EthorchError(f"{user} needs the Python packages {', '.join(modules)}; missing: {', '.join(missing)}: {install}")
+        raise EthorchError(
+            f"{user} requires the Python packages {', '.join(modules)}, but {', '.join(missing)} cannot be found. Run {install}."
+        )

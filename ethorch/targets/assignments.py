@@ -82,11 +82,7 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parse_latency(text: str) -> float:
-    """Convert a latency such as ``5ms``, ``5`` or ``30fps`` to milliseconds.
-
-    Raises:
-        SpecError: The text is malformed, or the number is not positive.
-    """
+    """Convert a latency such as ``5ms``, ``5`` or ``30fps`` to milliseconds. Raise SpecError if it is malformed or not positive."""
     match = _LATENCY.fullmatch(text.strip())
     number = 0.0 if match is None else float(match["number"])
     if match is None or number <= 0:

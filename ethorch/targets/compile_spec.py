@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from ethorch.npu.passes.names import PASSES
 from ethorch.support.errors import SpecError, unknown_name
 from ethorch.support.wording import shorten
 from ethorch.targets import vela_ini
@@ -30,6 +31,7 @@ _CONFIG = "vela_config"  # only in ethorch: an ini text in place of a file
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # only ethorch's
 _RESIDENT = "ethorch_resident_bytes"  # only ethorch's
+_STREAM = "ethorch_stream"  # only ethorch's
 _VERIFY = "ethorch_verify"  # only ethorch's
 _PLACEMENTS = "external_block_placements"  # only in ExecuTorch: blocks in a .ptd file
 # Keys that only ExecuTorch's backend uses. They are ignored when a list is parsed, and never written.
@@ -45,6 +47,8 @@ _INCUMBENT_ONLY = frozenset(
 
 #: Arena sizes: unlimited, or the smallest that adds hardly any cycles.
 FAST, FREE = "fast", "free"
+#: Command stream: changed by all passes of ``ethorch.npu.passes``, or that of Vela.
+OPTIMIZED, VELA = "optimized", "vela"
 
 SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 
@@ -74,7 +78,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's TOSA graph as .tosa and as text to a folder, and the graph after each rewrite. Return the spec."""
+        """Write each delegate's TOSA graph, as .tosa and as text, and its graph after each rewrite to a folder. Return the spec."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -127,11 +131,7 @@ class ArmCompileSpec:
         return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
-        """Return the keys and values of ``to_list``. Does not import ExecuTorch.
-
-        Raises:
-            SpecError: See ``to_list``.
-        """
+        """Return the keys and values of ``to_list``, without importing ExecuTorch. Raise SpecError like ``to_list``."""
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
                 "dump_debug_info() requires a folder. Call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
@@ -146,10 +146,7 @@ class ArmCompileSpec:
     def publish(self: SpecT) -> SpecT:
         """Return the copy that is stored in a .pte. It does not depend on the host.
 
-        The copy omits the artifact folder, folders of ini files, and flags that have no effect.
-
-        Raises:
-            SpecError: See ``to_list``.
+        The copy omits the artifact folder, folders of ini files, and flags that have no effect. Raise SpecError like ``to_list``.
         """
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
@@ -164,7 +161,7 @@ class ArmCompileSpec:
 
     @classmethod
     def from_pairs(cls: type[SpecT], pairs: Iterable[tuple[str, bytes | str]]) -> SpecT:
-        """Parse keys and values, e.g. from a .pte. Does not import ExecuTorch.
+        """Parse keys and values, e.g. from a .pte, without importing ExecuTorch.
 
         Raises:
             SpecError: A key is repeated, unknown or missing, or a value is invalid.
@@ -234,6 +231,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
         verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and to insert copies if the results
             differ (``ethorch.vela.repair``).
+        stream: Command stream: ``optimized`` by all passes of ``ethorch.npu.passes``, ``vela`` (unchanged), or names of passes,
+            separated by commas.
 
     Raises:
         SpecError: A name, flag or value is invalid.
@@ -253,6 +252,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         resident_bytes: int = 0,
         config_text: str | None = None,
         verify: bool = True,
+        stream: str = OPTIMIZED,
     ):
         super().__init__()
         if isinstance(resident_bytes, bool) or not isinstance(resident_bytes, int) or not 0 <= resident_bytes < 1 << 40:
@@ -260,6 +260,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.resident_bytes = resident_bytes
         self.config_text = config_text
         self.verify = verify
+        self.stream = stream
+        self.stream_passes: frozenset[str] = parse_passes(stream)
         self.arena: str | int = _arena(arena)
         self.target: Target = lookup(target)
         self.flags: dict[str, Any] = parse_flags(extra_flags)
@@ -378,6 +380,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             items[_RESIDENT] = str(self.resident_bytes)
         if not self.verify:
             items[_VERIFY] = "false"
+        if self.stream != OPTIMIZED:
+            items[_STREAM] = self.stream
         return items if self.arena == FAST else {**items, _ARENA: str(self.arena)}
 
     @classmethod
@@ -402,10 +406,22 @@ class EthosUCompileSpec(ArmCompileSpec):
             resident_bytes=int(resident) if resident.isdecimal() else -1,
             config_text=text,
             verify=items.pop(_VERIFY, "true") != "false",
+            stream=items.pop(_STREAM, OPTIMIZED),
         )
 
     def __repr__(self) -> str:
         return f"EthosUCompileSpec({self.target.name!r}, flags={self.compiler_flags!r})"
+
+
+def parse_passes(stream: str) -> frozenset[str]:
+    """Return the passes of the setting ``stream``. Raise SpecError for unknown names."""
+    if stream in (OPTIMIZED, VELA):
+        return frozenset(PASSES) if stream == OPTIMIZED else frozenset()
+    names = frozenset(name.strip() for name in stream.split(",")) if isinstance(stream, str) else frozenset({stream})
+    for name in names:
+        if name not in PASSES:
+            raise unknown_name("command stream", str(name), (OPTIMIZED, VELA, *PASSES))
+    return names
 
 
 def _arena(arena: str | int) -> str | int:

@@ -14,14 +14,12 @@ class Family:
     """A generation of NPUs.
 
     Attributes:
-        name: ``u55``, ``u65`` or ``u85``.
         vela_arch: Vela's name for the architecture.
         tosa_extensions: Supported TOSA extensions, as in ExecuTorch 1.4.1 (backends/arm/ethosu/compile_spec.py).
         default_system_config, default_memory_mode: Default sections of Vela's vela.ini. Source: see ``tosa_extensions``.
         address_bits: Address width of the memory ports (Vela's axi_port_address_width).
         port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
         limits: Limits, keyed by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py checks each limit.
-        tuning: Choices of lowerings and rewrites.
     """
 
     name: str

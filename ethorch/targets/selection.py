@@ -39,7 +39,6 @@ class Selection:
 
     Attributes:
         shapes: Input shapes, keyed by method, smallest first.
-        paddings: Axes along which inputs can be padded.
     """
 
     shapes: dict[str, Shapes]
@@ -69,11 +68,7 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Return the selection for inputs and outputs in NHWC layout.
-
-        Args:
-            ranks: Ranks of all inputs, and ranks of all outputs.
-        """
+        """Return the selection for NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
             return tuple((number, nhwc_axis(axis, ranks[number]), step) for number, axis, step in places)
@@ -112,11 +107,7 @@ class Selection:
         return padded_inputs
 
     def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Crop the outputs to the sizes that correspond to unpadded inputs.
-
-        Args:
-            shapes: Shapes of the unpadded inputs.
-        """
+        """Crop the outputs to the sizes that correspond to unpadded inputs, whose shapes are ``shapes``."""
         cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))
@@ -131,8 +122,8 @@ class Selection:
         words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""
         return HostError(
-            f"the inputs are {', '.join(map(_text, shapes)) or 'none'}; the program has methods for {words}.{free} "
-            "Compile another shape (shapes=[...], --shape), or change the input to one of these."
+            f"expected the input shapes {words}, got {', '.join(map(_text, shapes)) or 'none'}.{free} "
+            "Pass inputs with expected shapes, or compile the program for more shapes (shapes=[...], --shape)."
         )
 
 

@@ -22,7 +22,7 @@ from ethorch.support.wording import shorten
 from ethorch.targets.boards import Board, NpuSlot
 from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
-from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
+from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, OPTIMIZED, EthosUCompileSpec
 
 #: Names of quantization schemes. ``ethorch.quantization.schemes`` contains their configs.
 SCHEMES = {
@@ -64,7 +64,7 @@ _MOST_BYTES = 2**63 - 1
 _MOST_SIZE = 2**31 - 1  # maximum size of an axis
 #: Types of settings that have no other checks, and their descriptions in messages.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("target", "io", "io_layout", "partition"), ((str,), "a text")),
+    **dict.fromkeys(("target", "io", "io_layout", "partition", "stream"), ((str,), "a text")),
     **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
     "config_ini": ((str, PathLike), "the path of a file"),
     "board": ((str, PathLike, NoneType), "the name of a board, or the path of its file"),
@@ -160,9 +160,9 @@ class Settings:
         io: Type of inputs and outputs that are float in the model: one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
-        partition: Operators on the NPU: ``npu`` (all supported), ``cpu-matmul`` (all except products of two int8 activations) or
-            ``cost`` (the faster by estimate, see ``ethorch.figures.RATES``). ExecuTorch's ``cortex_m`` library computes these
-            products on the CPU. A program's settings contain the selected partition.
+        partition: Operators on the NPU: ``npu`` (all supported ones), ``cpu-matmul`` (all except products of two int8 activations)
+            or ``cost`` (the partition that is estimated to be faster, see ``ethorch.figures.RATES``). ExecuTorch's ``cortex_m``
+            library computes such products on the CPU. A program's settings contain the selected partition.
         shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
@@ -170,18 +170,20 @@ class Settings:
         vela_flags: Additional Vela command-line flags.
         arena: Size of the NPU's arena: ``free`` (the smallest that adds hardly any cycles), ``fast`` (any size), or a limit in
             bytes.
-        constants: Memory for the weights. ``flash`` follows the memory mode. With ``sram``, firmware copies the weights to SRAM at
-            startup. ``auto`` uses SRAM for all or some weights if this saves cycles and does not exceed ``ram``. A size in bytes is
-            the maximum growth of the arena for weights that are read several times per call. The NPU copies these weights at the
-            start of the call.
+        constants: Memory for the weights. ``flash`` follows the memory mode. ``sram`` makes firmware copy the weights to SRAM at
+            startup. ``auto`` uses SRAM for all or some weights if this saves cycles and does not exceed ``ram``. A size in bytes
+            is the maximum growth of the arena for weights that are read several times per call. The NPU copies these weights at
+            the start of the call.
         ram, flash: Limits of the whole application in bytes.
         latency_ms: Limit of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR relative to the float model.
         board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
             limits of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.
-        share_weights: Whether methods share equal constants. These are stored as named data of the program, for which firmware
-            requires the delegate of ethorch or of ExecuTorch 1.5.
+        stream: Command stream: ``optimized`` by all passes of ``ethorch.npu.passes``, ``vela`` (unchanged), or names of passes,
+            separated by commas.
+        share_weights: Whether methods share equal constants. Such constants are stored as named data, which requires firmware with
+            the delegate of ethorch or of ExecuTorch 1.5.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
             writes it to the folder. Compilation then uses ExecuTorch's slower lowering.
         samples: Inputs of commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
@@ -211,6 +213,7 @@ class Settings:
     min_sqnr_db: float | None = None
     board: str | None = None
     verify: bool = True
+    stream: str = OPTIMIZED
     share_weights: bool = True
     etrecord: bool = False
     samples: Mapping[str, Any] = field(default_factory=dict)
@@ -329,6 +332,7 @@ class Settings:
                 resident_bytes=resident,
                 config_text=configuration(board, slot),
                 verify=self.verify,
+                stream=self.stream,
             )
         return EthosUCompileSpec(
             self.target,
@@ -339,6 +343,7 @@ class Settings:
             arena=self.arena,
             resident_bytes=resident,
             verify=self.verify,
+            stream=self.stream,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -351,11 +356,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """Create settings from the result of ``to_json``, or from a subset of its keys.
-
-        Raises:
-            SpecError: A key or value is unknown.
-        """
+        """Create settings from some or all keys of ``to_json``. Raise SpecError if a key or value is unknown."""
         if not isinstance(data, Mapping):
             raise SpecError(f"the settings are {shorten(data)}; expected a table of settings by name.")
         names = [entry.name for entry in fields(cls)]
@@ -365,7 +366,7 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with some fields changed. Changes to None are ignored. If the board changes, the target is reset."""
+        """Return a copy with some fields changed. Fields set to None are ignored. If the board changes, the target is reset."""
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""

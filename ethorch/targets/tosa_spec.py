@@ -67,7 +67,9 @@ class TosaCompileSpec(ArmCompileSpec):
         try:
             return cls(items.pop("tosa_spec"))
         except KeyError:
-            raise SpecError("the compile spec list has no 'tosa_spec'.") from None
+            raise SpecError(
+                "the compile spec list has no 'tosa_spec'. Use the list returned by TosaCompileSpec.to_list()."
+            ) from None
 
     def __repr__(self) -> str:
         return f"TosaCompileSpec({str(self.tosa_spec)!r})"

@@ -64,8 +64,8 @@ class TosaSpecification:
                 raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, allowed - _NOT_LOWERED.keys())
             if extension in _NOT_LOWERED:
                 raise SpecError(
-                    f"{text!r}: ethorch does not emit {_NOT_LOWERED[extension]}, the extension {extension}. Remove +{extension}: "
-                    "operators that require it stay on the CPU, the others are lowered."
+                    f"{text!r}: ethorch does not support the extension {extension} ({_NOT_LOWERED[extension]}). Remove "
+                    f"+{extension}; operators that require the extension then run on the CPU."
                 )
         return TosaSpecification(version, profiles, extensions, "8k" in parts)
 

@@ -45,7 +45,8 @@ class TransposeCost:
     row: RowCost | None = None
     #: Whether steps with rows of one element need no additional cycles per byte.
     of_single_elements: bool = False
-    #: Minimum number of elements from which a TRANSPOSE of five or more axes is nevertheless split. None disables this.
+    #: Minimum number of elements for which a TRANSPOSE of five or more axes is split into steps with rows of one element if
+    #: ``of_single_elements`` is False. None disables this.
     fewest_single_elements: int | None = None
     #: Whether Vela rejects a TRANSPOSE of an axis longer than 65,536. Such a TRANSPOSE is always split.
     refuses_long_axes: bool = False
@@ -68,7 +69,7 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """Fold columns that a strided CONV2D skips into channels. Such columns are adjacent in memory, so a RESHAPE suffices."""
+    """A fold of adjacent columns of a strided CONV2D into channels, by a RESHAPE."""
 
     #: Channels that the multipliers process in parallel. Limits the number of folded channels.
     channels: int
@@ -80,7 +81,7 @@ class FoldColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSquares:
-    """Fold rows and columns that a strided CONV2D skips into channels while converting NCHW to NHWC with three TRANSPOSEs."""
+    """A fold of adjacent rows and columns of a strided CONV2D into channels, by three TRANSPOSEs that also convert NCHW to NHWC."""
 
     #: Channels of the brick format. Limits the number of folded channels.
     channels: int
@@ -91,12 +92,22 @@ class FoldSquares:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlanes:
-    """Convert NCHW inputs to NHWC with a convolution (``lower.rewrite.planes``) if this saves cycles."""
+    """The conversion of NCHW inputs to NHWC by a convolution (``lower.rewrite.planes``), if this saves cycles."""
 
     #: Maximum number of channels of an input. A convolution needs 16 multiply-adds per element and channel.
     most: int
     #: Replaces ``fold_strides`` if inputs are read in NCHW layout.
     fold: FoldColumns
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenWeights:
+    """Quantization of an INT8 operand of MATMUL that the NPU can convert to weights (``npu.passes.attention``)."""
+
+    #: Zero point with which each of the 256 codes is a weight.
+    zero_point: int
+    #: Largest step of the operand with this zero point, relative to its step with any zero point. Others keep theirs.
+    largest_step: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,24 +130,29 @@ class Tuning:
     #: Supported RESIZE: ``any``, or ``doubling`` for one image, nearest, by 2, 4 or 8 in both directions. Tiles, boxes and matrix
     #: products replace other resizes.
     resize: Literal["any", "doubling"] = "any"
-    #: Form of a transposed convolution of stride 2. ``phases`` interleaves one CONV2D for each of the four output positions.
+    #: Form of a transposed convolution with stride 2. ``phases`` interleaves one CONV2D for each of the four output positions.
     transpose_conv: Literal["TRANSPOSE_CONV2D", "phases"] = "TRANSPOSE_CONV2D"
     #: Removal of rows and columns that windows do not read, after a TRANSPOSE: a SLICE of the feature map, or a kernel padded with
     #: zeros.
     crop: Literal["map", "kernel"] = "map"
     #: Mean of a small, finely quantized feature map: a sum, or AVG_POOL2D and RESCALE, which round twice.
     mean: Literal["sum", "AVG_POOL2D"] = "sum"
-    #: Maximum elements before a summed axis that is not the last. For more, the axis is moved to the front. None: no limit.
+    #: Maximum number of elements before a summed axis that is not the last. Above this number, the axis is moved to the front. None
+    #: sets no limit.
     most_places_before_sum: int | None = None
-    #: Minimum columns from which a matrix product with 16 times fewer rows is computed transposed. None disables this.
+    #: Minimum number of columns for which a matrix product with 16 times fewer rows is computed transposed. None disables this.
     fewest_columns_turned: int | None = None
-    #: Maximum number of rows whose maximum is pooled as a feature map of one channel. For more, each row becomes a channel.
+    #: Maximum number of rows whose maximum is pooled as a feature map with one channel. Above this number, each row becomes a
+    #: channel.
     most_rows_pooled: int = 0
     #: Whether a matrix product with a transposed operand and 16 times fewer rows than columns is computed transposed.
     turns_stored_transposes: bool = False
     #: Maximum bytes of a feature map that is max-pooled first over width, then over height, if the kernel is large. Kernels of 49
     #: elements and more are always pooled this way. None disables this.
     largest_max_pool_in_turn_bytes: float | None = None
+
+    #: Operands of MATMUL that the NPU converts to weights. None: it converts none.
+    written_weights: WrittenWeights | None = None
 
     # --- operators that are compiled in two forms to use the faster one -----------------------------------------------
 
@@ -145,13 +161,13 @@ class Tuning:
 
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
-    #: Minimum outputs from which a pool of overlapping windows or squares with a stride greater than 3 is rewritten
-    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Others are never rewritten. None: no minimum.
+    #: Minimum number of results for which a pool of overlapping windows or squares with a stride above 3 is rewritten
+    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per result. None disables this.
     fewest_results_of_wide_stride: int | None = None
     #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables this.
     fold_strides: FoldColumns | FoldSquares | None = None
-    #: Maximum input channels of a convolution that selects channels (``lower.rewrite.select_channels``). None disables
-    #: it.
+    #: Maximum number of input channels of a convolution that selects channels (``lower.rewrite.select_channels``). None disables
+    #: this.
     largest_selection: int | None = None
     #: Whether a pixel shuffle with an NCHW result is computed in NHWC (``lower.rewrite.order_channels``).
     shuffles_by_nhwc: bool = False
@@ -159,11 +175,12 @@ class Tuning:
     transpose_steps: TransposeCost | None = None
     #: Costs that decide whether a TILE is split (``lower.rewrite.split_tiles``). None disables splitting.
     tile_steps: TileCost | None = None
-    #: Whether a broadcast constant of an elementwise operator is first copied, so that flash is read only once.
+    #: Whether a broadcast constant of an elementwise operator is first copied, so that it is read from flash only once.
     copies_broadcast_constants: bool = False
-    #: Minimum elements from which an INT8 RESCALE becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``). None: never.
+    #: Minimum number of elements for which an INT8 RESCALE becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``).
+    #: None disables this.
     smallest_rescale_by_depthwise: int | None = None
-    #: Minimum and maximum channels of such a RESCALE. None: no limits.
+    #: Minimum and maximum number of channels of such a RESCALE. None sets no limits.
     channels_of_rescale_by_depthwise: tuple[int, int] | None = None
 
     # --- Vela bugs of this family (``lower.rewrite.vela_bugs``) ----------------------------------------------------------------

@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 
 from ethorch.targets.family import Family
-from ethorch.targets.tuning import FoldColumns, TileCost, TransposeCost, Tuning
+from ethorch.targets.tuning import FoldColumns, TileCost, TransposeCost, Tuning, WrittenWeights
 from ethorch.tosa.limits import Limits, Range, upto
 
 NONE, _ONE = Range(0, 0), Range(1, 1)
 #: Vela splits kernels, maps, batches and strides, but not channels.
 CHANNELS = {"ifm_c": upto(65536)}
-#: Vela 5.2 emits one operation per image if the window slides. Its compile time is quadratic in the batch size: 1,000 take
-#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each image needs about 20 to 30 bytes of commands.
+#: Vela 5.2 emits one operation per image if the window slides. Its compile time is quadratic in the batch size, e.g. 0.1 s for
+#: 1,000 images, 2 to 6 s for 16,000, and 24 s for 32,768. Each image needs about 20 to 30 bytes of commands.
 PICTURES = {"pictures": upto(16384)}
 _WINDOW = {**CHANNELS, **PICTURES}
 #: On U55, Vela splits a convolution with a stride greater than 3 only if it has no padding or dilation (SUPPORTED_OPS: 1..3).
@@ -40,19 +40,19 @@ _ABSENT_U55 = {
     **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY"), f"{_ON_U85}; amin and amax of masks of 0.0 and 1.0 run on every NPU."),
     **dict.fromkeys(
         ("GATHER", "SCATTER"),
-        f"{_ON_U85}; with constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU.",
+        f"{_ON_U85}; an index with constant indices, or a matmul with rows of ones and zeros, runs on every NPU.",
     ),
     "INTDIV": f"{_ON_U85}; a quotient of quantized numbers runs on every NPU.",
     "SELECT": f"{_ON_U85}; mask * x + (1 - mask) * y, with a mask of 0.0 and 1.0, runs on every NPU.",
 }
 
-_NO_COND = "It runs on the CPU; ethos-u85 targets support it, and computing both branches with torch.where runs on every NPU."
-#: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
+_NO_COND = f"{_ON_U85}; computing both branches, and selecting a result with torch.where, runs on every NPU."
+#: ExecuTorch 1.4.1 fails with and without delegates: to_executorch reports "Unsupported control flow operator: while_loop".
 NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
-_NO_LOOP = f"{NO_LOOP_ON_CPU}: use an ethos-u85 target, or unroll it in Python if the number of iterations is known."
+_NO_LOOP = f"{_ON_U85}, or unroll the loop in Python if the number of iterations is known; {NO_LOOP_ON_CPU}."
 
 _INT8 = "Quantize the module to int8; ethos-u85 targets support int16 too."
-_INT32 = "Cast its operand to int32 in the model; ethos-u85 targets support the other dtypes too."
+_INT32 = "Cast the operand to int32 in the model; ethos-u85 targets support the other dtypes too."
 
 LIMITS = {
     "CONV2D": Limits({**_WINDOW, **_PLAIN_STRIDES}),
@@ -84,6 +84,7 @@ TUNING = Tuning(
     largest_max_pool_in_turn_bytes=math.inf,
     # Vela emits one operation, 20 bytes of commands, per element. Its estimates, without command costs, are lower by a fifth.
     most_places_before_sum=4096,
+    written_weights=WrittenWeights(zero_point=-1, largest_step=1.25),
     fewest_results_of_wide_stride=4096,
     fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
     largest_selection=512,
@@ -110,8 +111,8 @@ U65 = replace(
         fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),
         shuffles_by_nhwc=True,
         # Vela emits up to one operation per eight elements. It refuses 7 of 36 random TRANSPOSEs of five axes with 70,000 to
-        # 400,000 elements on u65-256. By its estimates, steps take 0.29 to 0.96 of the cycles of 20 others, and up to 2.15 for 9.
-        # All need 0.5 KB of commands instead of 50 to 2,600.
+        # 400,000 elements on u65-256. By its estimates, steps take 0.29 to 0.96 times the cycles for 20 others, and up to 2.15
+        # times the cycles for 9. Steps need 0.5 KB of commands instead of 50 to 2,600 KB.
         transpose_steps=replace(STEPS, fewest_single_elements=65536),
         # Other channel counts take 1.3 to 8 times the cycles.
         smallest_rescale_by_depthwise=4096,

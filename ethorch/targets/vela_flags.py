@@ -66,9 +66,9 @@ def _softmax_range(text: str) -> float:
     return value
 
 
-_DRIVER = "it only changes the output of Vela's command line"
+_DRIVER = "it only changes what Vela's command line prints"
 _LEGACY = "it applies to Vela's old Python core, which does not support TOSA"
-_COMMAND = "it does not compile; run vela directly"
+_COMMAND = "it prints information instead of compiling; run vela directly"
 
 FLAGS: Mapping[str, Flag] = {
     "--accelerator-config": Flag(str),
@@ -101,7 +101,7 @@ FLAGS: Mapping[str, Flag] = {
     "--hillclimb-max-iterations": Flag(_integer(0), effect=_LEGACY),
     "--ignore-ops": Flag(str, effect="it names TFLite operators; the partitioner selects the operators on the CPU"),
     "--max-block-dependency": Flag(_integer(0, 3), effect=_LEGACY),
-    "--output-dir": Flag(str, effect="Vela writes no files here; see dump_intermediate_artifacts_to()"),
+    "--output-dir": Flag(str, effect="Vela does not write files here; see dump_intermediate_artifacts_to()"),
     "--recursion-limit": Flag(_integer(1), effect=_LEGACY),
     "--show-cpu-operations": Flag(effect=_DRIVER),
     "--show-subgraph-io-summary": Flag(effect=_DRIVER),

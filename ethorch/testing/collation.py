@@ -15,7 +15,7 @@ FOLDER, TEST = "TOSA_TESTCASES_BASE_PATH", "PYTEST_CURRENT_TEST"
 
 
 def folder_of_test() -> Path | None:
-    """Return ``BASE/KIND/NAME`` for the running test, or None outside of pytest or if ``TOSA_TESTCASES_BASE_PATH`` is not set.
+    """Return ``BASE/KIND/NAME`` for the running test, or None if no test is running or ``TOSA_TESTCASES_BASE_PATH`` is not set.
 
     KIND is ``tosa-int`` or ``tosa-fp`` if the test's name contains ``INT`` or ``FP``, and ``other`` if it contains neither.
     """

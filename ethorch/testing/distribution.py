@@ -27,7 +27,6 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
     Args:
         module: Graph with delegates as submodules.
         stage: Name for the heading.
-        report: Report of the partitioner.
         table: Whether to return a table instead of JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
         dtypes: Whether to count dtypes separately.
     """

@@ -1,4 +1,4 @@
-"""A pytest plugin with fixtures for NPUs and a summary of compiled programs. Modules are imported lazily to save time.
+"""A pytest plugin with fixtures for NPUs and a summary of compiled programs.
 
 - ``ethosu_target``: Fixture with the name of an NPU. Tests run once for each NPU in ``--ethorch-targets``.
 - ``ethosu_compile``: Fixture that calls ``ethorch.compile`` for that NPU and records the program.

@@ -14,7 +14,7 @@ _running: ContextVar[list[Program] | None] = ContextVar("ethorch_programs", defa
 
 
 def record(program: Program) -> Program:
-    """Add a program to pytest's summary and to ``--ethorch-report``, and return the program. Outside of a test, only return it.
+    """Add a program to pytest's summary and to ``--ethorch-report``, and return it. If no test is running, only return it.
 
     ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` record programs automatically.
     """

@@ -64,7 +64,6 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
     """The stage that exports, prepares, calibrates and converts.
 
     Args:
-        quantizer: Configured quantizer.
         calibration: Samples. Defaults to the example inputs.
         fold_quantize: Whether to store weights as integers. See ``convert_pt2e``.
     """

@@ -197,11 +197,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
-        """Return the graph of a stage, for checks. Defaults to the last stage.
-
-        Raises:
-            EthorchError: The stage has no graph.
-        """
+        """Return the graph of a stage, for checks. Defaults to the last stage. Raise EthorchError if the stage has no graph."""
         finished_stage = self._get_finished(stage)
         graph = finished_stage.graph_module
         if graph is None:
@@ -225,10 +221,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def dump_operator_distribution(
         self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True, include_dtypes: bool = True
     ) -> Self:
-        """Write the numbers of operators, including TOSA operators after lowering.
+        """Write the numbers of operators, including TOSA operators after lowering, to a file or to standard output.
 
         Args:
-            path_to_dump: File to write. Defaults to standard output.
             print_table: Whether to write a table instead of JSON.
             include_dtypes: Whether to count dtypes separately.
         """
@@ -250,7 +245,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # checks -----------------------------------------------------------------------------------------------------------
 
     def check(self, input: Sequence[str]) -> Self:
-        """Check that the code of the graph, or of the exported float model after ``quantize``, contains each string."""
+        """Check that each string occurs in the code of the graph or, after ``quantize``, of the exported float model."""
         code = self.graph_module().code
         for text in input:
             if text not in code and not (self.is_quantized() and text in self._float_code()):

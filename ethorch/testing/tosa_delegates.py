@@ -23,7 +23,6 @@ def run_program(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
 
     Args:
         program: Program of an edge program manager after ``TOSAPartitioner``.
-        inputs: Inputs of the model.
 
     Raises:
         EthorchError: A delegate is inside control flow, or the reference model rejects a delegate.

@@ -11,11 +11,7 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the node and source location of an operator.
-
-    Args:
-        number: Value of ``event_id``.
-    """
+    """Return the node and source location of an operator. ``number`` becomes its ``event_id``."""
     origin = op.result.origin
     return {
         "event_id": number,
@@ -27,8 +23,7 @@ def event_of(op: Op, number: int) -> Record:
 def events(graph: Graph, start: int = 0) -> list[Record]:
     """Return ``event_of`` for each operator of a graph and its regions, with the TOSA operator added as ``tosa_info``.
 
-    Args:
-        start: First ``event_id``.
+    ``start`` is the first ``event_id``.
     """
     ops = [op for region in graph.regions() for op in region.ops]
     return [

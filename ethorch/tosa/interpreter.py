@@ -29,9 +29,7 @@ _MOST_TURNS = 1 << 16  # maximum iterations of a loop
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
     """Return the outputs of a graph that has no float tensors.
 
-    Args:
-        inputs: Arrays with the shapes and dtypes of the graph's inputs.
-        seen: Function called with each operator outside of regions, and the results of the operator.
+    ``seen`` is called with each operator outside of regions, and with the results of the operator.
 
     Raises:
         IndexError: An index is outside of its axis.

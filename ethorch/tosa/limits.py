@@ -29,10 +29,27 @@ def upto(high: int) -> Range:
     return Range(1, high)
 
 
+#: Feature -> name in messages.
+_NAMES = {
+    "ifm_c": "the number of input channels",
+    "pictures": "the batch size times the volume depth",
+    "stride": "the stride",
+    "padding_of_wide_stride": "the padding, if the stride is greater than 3,",
+    "dilation_of_wide_stride": "the dilation, if the stride is greater than 3,",
+    "kernel_w": "the window width",
+    "padded_kernel": "the window size, if the window has padding,",
+    "extent_of_padded_stride": "the input size, if the window has padding and a stride,",
+    "longest_axis": "the longest dim of both matrices",
+    "extent": "the size of the dim",
+    "outer": "the number of elements in the dims before the dim",
+    "inner": "the number of elements in the dims after the dim",
+    "others": "the number of elements in all other dims",
+    "rounds": "the rounding (0 or 1)",
+}
 #: Feature -> remedy if it is out of range.
 REMEDIES = {
-    "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
-    "extent": "Reshape the dim into two, and reduce them in turn.",
+    "ifm_c": "Split the channels in the model, and add the results of the parts.",
+    "extent": "Reshape the dim into two dims, and reduce one after the other.",
     "longest_axis": "Split the tensor in the model, and join or add the results.",
     "outer": "Split the tensor in the model, and join the results with torch.cat.",
     "inner": "Split the tensor in the model, and join the results with torch.cat.",
@@ -85,6 +102,6 @@ class Limits:
             )
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:
-                text = f"{operator} has {feature} {features[feature]}{where}; expected {allowed}"
+                text = f"{operator}: {_NAMES.get(feature, feature)} is {features[feature]}{where}; expected {allowed}"
                 return Reason(f"{operator}.{feature}", text, self.remedies.get(feature) or REMEDIES[feature])
         return None

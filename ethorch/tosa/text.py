@@ -95,7 +95,7 @@ def _parse(text: str) -> Graph:
         elif word == "const":
             left, separator, data = rest.partition(" = ")
             if not separator:
-                raise ValueError(f"constant without data, print with constants=True: {line!r}")
+                raise ValueError(f"constant without data: {line!r}. Print the graph with constants=True")
             value = define(_value(left))
             dtype, _, payload = data.partition(":")
             value.data = np.frombuffer(base64.b64decode(payload), np.dtype(dtype)).reshape(value.shape)

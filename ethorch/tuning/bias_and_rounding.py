@@ -175,13 +175,13 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` for each channel, reduced if the samples disagree."""
+    """Return the mean of ``exact - rough`` for each channel. If the samples disagree, the mean is reduced."""
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean m of each column of float[samples, channels], multiplied by 1 - s^2 / m^2 for the standard error s."""
+    """Return the mean m of each column of float[samples, channels], multiplied by 1 - s^2 / m^2, where s is the standard error."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

@@ -1,4 +1,4 @@
-"""Measure the accuracy lost by quantizing each module, and each operator outside modules."""
+"""Measure the sensitivity of modules and operators to quantization."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ModuleSensitivity:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
         only: Metric if only this module is quantized.
         all_but: Metric if everything except this module is quantized.
-        gain: ``all_but`` minus the metric of the fully quantized model: the benefit of float or int16.
-        operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``, or an empty string for a module.
+        gain: ``all_but`` minus the metric of the fully quantized model, i.e. the benefit of float or int16.
+        operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``, or "" for a module.
     """
 
     module: str
@@ -58,7 +58,7 @@ class Sensitivity:
     Attributes:
         whole: Metric with everything quantized.
         rows: One entry for each module, and for each operator outside the innermost modules.
-        interrupted: Whether the measurement was interrupted, so that ``rows`` is incomplete.
+        interrupted: Whether ``rows`` is incomplete because the measurement was interrupted.
     """
 
     whole: float
@@ -92,15 +92,11 @@ class Sensitivity:
         return Group(first, "", table, *(["", _INTERRUPTED] if self.interrupted else []))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
     def plot(self, path: str | Path) -> None:
-        """Save a bar chart of the gain per module. Requires matplotlib.
-
-        Args:
-            path: Image file, e.g. ``.png`` or ``.svg``.
-        """
+        """Save a bar chart of the gain per module. Requires matplotlib."""
         from matplotlib.figure import Figure
 
         rows = self.rows[:40][::-1]
@@ -125,8 +121,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the accuracy lost by quantizing each module, and each operator outside modules.
 
-    The model is calibrated once. Each module is then quantized alone, and left in float alone. Ctrl-C stops the measurement and
-    returns the finished rows.
+    The model is calibrated once. For each module, one run quantizes only the module, and one run everything else. Ctrl-C stops the
+    measurement and returns the finished rows.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.

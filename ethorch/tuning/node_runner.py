@@ -26,7 +26,6 @@ class NodeRunner:
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.
-        samples: Input tuples, one for each call.
         replace: Called before each node is computed.
         write_back: Whether to run the nodes that write to buffers. Requires a single sample.
 

@@ -57,8 +57,6 @@ class Step:
         cycles: Vela's estimate for all delegates.
         sram_bytes: Largest SRAM peak among the delegates.
         constant_bytes: Size of the ``.pte``.
-        delegates: Number of delegates.
-        cpu_operators: Number of operators on the CPU.
     """
 
     module: str
@@ -95,7 +93,7 @@ class MixedPrecision:
         return self.steps[len(self.raised)]
 
     def table(self) -> str:
-        """Return the steps and the choice as Markdown."""
+        """Return the steps and the selected step as Markdown."""
         lines = [
             f"| raised | {self.unit} | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
             "|---|--:|--:|--:|--:|--:|--:|",
@@ -111,7 +109,7 @@ class MixedPrecision:
     __str__ = table
 
     def rich(self) -> RenderableType:
-        """Return the steps and the choice as a Rich table."""
+        """Return the steps and the selected step as a Rich table."""
         from rich.console import Group
 
         table = tables.table()
@@ -124,7 +122,7 @@ class MixedPrecision:
         return Group(table, "", f"chosen: {len(self.raised)} raised, {self.unit} {self.best.metric:.2f}; {goal}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the steps and the choice as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return {"raised": list(self.raised), "reached": self.reached, "steps": [asdict(step) for step in self.steps]}
 
 

@@ -40,10 +40,8 @@ def prepare_qat(
     ``convert_qat``. Constraints of ``ethorch.tuning.compress.constrain`` remain in effect.
 
     Args:
-        model: Trained float model.
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
-        target: Name of the NPU.
         settings: All settings. ``scheme`` and ``target`` take precedence.
 
     Raises:

@@ -28,7 +28,6 @@ class Reader:
 
     Attributes:
         weight: Weight, summed over its ``axis``.
-        bias: Bias, or None.
         owner: Path of the module that computes the layer.
     """
 
@@ -43,9 +42,7 @@ class Norm:
 
     Attributes:
         weight: Factors of the channels, or None if all factors are 1.
-        bias: Bias of the channels, or None.
         centers: Whether the normalization subtracts the mean.
-        readers: Layers that read the normalized values.
     """
 
     weight: Parameter | None
@@ -59,10 +56,8 @@ class Stream:
     """A residual stream.
 
     Attributes:
-        width: Number of channels.
         tables: Embeddings whose rows are added, with channels along axis 1.
         writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
-        norms: Normalizations that read the stream.
         refused: Reason why the stream cannot be rotated, or an empty string.
     """
 
@@ -150,7 +145,7 @@ class _Streams:
         elif name in (LINEAR, ADDMM) and x is not None and reading == [node.args[0 if name == LINEAR else 1]]:
             self._norm(stream, node, None, None, False, self._readers([node], reading[0]))
         else:
-            stream.refuse(f"{node} ({name}) reads the stream")
+            stream.refuse(f"{node} ({name}) reads the stream, but is not an addition, a norm or a linear layer")
 
     def _last(self, node: Node) -> int:
         value = first_value(node)
@@ -203,7 +198,7 @@ class _Streams:
             return
         weight = self._finder.vector(factor, node)
         if weight is None or op_name(node.target) != "aten.mul.Tensor":
-            stream.refuse(f"{node} multiplies the channels of the stream")
+            stream.refuse(f"{node} scales the channels of the stream by a factor that is not a constant vector")
             return
         self._norm(stream, node, weight, None, False, self._readers(find_users(node), node))
 
@@ -216,7 +211,9 @@ class _Streams:
             bias = self._finder.parameter(args[3])
         missing = (weight is None) != (args[2] is None) or (centers and (bias is None) != (args[3] is None))
         if missing or list(args[1]) != [stream.width]:
-            stream.refuse(f"{node} must normalize {stream.width} channels with parameters of the model")
+            stream.refuse(
+                f"{node} does not normalize all {stream.width} channels, or its weight or bias is not a parameter of the model"
+            )
             return
         self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
@@ -254,6 +251,6 @@ class _Streams:
         if not readers:
             stream.refuse(f"an operator other than a linear layer reads {node}")
         elif bias is not None and bias.tensor.any() and any(reader.bias is None for reader in readers):
-            stream.refuse(f"a layer that reads {node} has no bias, but {node} has one")
+            stream.refuse(f"{node} has a bias, but a linear layer that reads it does not")
         else:
             stream.norms.append(Norm(weight, bias, centers, readers))

@@ -54,7 +54,6 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     Args:
         model: Module in evaluation mode, or a mapping from names to models that share modules.
         example_inputs: Inputs of the model, or a mapping from model names to inputs.
-        seed: Seed of the matrix.
 
     Raises:
         EthorchError: A model has no example inputs.
@@ -191,8 +190,6 @@ def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
     If the number of rotated dims is a power of two, the matrix is a Hadamard matrix with random signs.
 
     Args:
-        width: Number of channels.
-        seed: Seed of the random numbers.
         keeps_mean: Whether to preserve the mean of each row, so that subtracting the mean commutes with the rotation.
     """
     generator = torch.Generator().manual_seed(seed)

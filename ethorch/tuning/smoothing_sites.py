@@ -34,9 +34,6 @@ class Parameter:
     """A parameter to change.
 
     Attributes:
-        name: Name in the module.
-        tensor: The parameter's tensor.
-        axis: Channel axis.
         added: Constant added to the parameter before the multiplication (Gemma's norms: 1).
     """
 
@@ -51,7 +48,7 @@ class Parameter:
         return weight if self.axis else weight.t()
 
     def spread(self, factors: Tensor) -> Tensor:
-        """Reshape channel factors so that they broadcast against the parameter."""
+        """Reshape channel factors to broadcast against the parameter."""
         shape = [1] * self.tensor.dim()
         shape[self.axis] = -1
         return factors.to(self.tensor.dtype).reshape(shape)
@@ -185,7 +182,7 @@ class Finder:
         return replace(parameter, added=added)
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return the parameters of the linear layer that computes ``node``, or () if another node than ``reader`` reads it."""
+        """Return the parameters of the linear layer that computes ``node``, or () if a node other than ``reader`` reads it."""
         while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""

@@ -50,8 +50,6 @@ class Switched:
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        quantizer: Configured quantizer.
-        samples: Calibration inputs.
 
     Attributes:
         owners: For each switch, the names of the enclosing modules, outermost first. If the operator is outside the innermost
@@ -124,10 +122,8 @@ class Switched:
 
 
 def _owner(graph: GraphModule, node: Node) -> Node:
-    """Return the producer of a quantized value, or the reader of an input, a parameter or a constant.
-
-    Outside modules, a copy of moved data belongs to the operator that computed the data.
-    """
+    """Return the producer of a quantized value, or the reader of an input, a parameter or a constant."""
+    # Outside modules, data movement belongs to the operator that computed the data.
     (source,) = node.all_input_nodes
     while source.op == "call_module":  # the value has several observers
         (source,) = source.all_input_nodes

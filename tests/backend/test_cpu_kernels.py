@@ -214,7 +214,7 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
         built = build_pte(quantize(model, spec), x, spec)
     (absolute,) = (refusal for refusal in built.partition.refusals if refusal.origin.target == "aten.abs.default")
     assert absolute.reason.id == "graph.input_not_quantized"
-    assert "comes from aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
+    assert "reads aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
     assert "Quantize the module" not in absolute.reason.remedy and "matmul" in absolute.reason.remedy
     missing = {refusal.origin.target: refusal for refusal in built.partition.without_kernel}
     assert missing["aten.mode.default"].reason.id == "cpu.no_kernel"

@@ -60,7 +60,7 @@ def test_the_trace_is_in_microseconds_with_a_thread_for_each_lane() -> None:
 
 
 def test_unknown_cycles_and_clocks_are_refused() -> None:
-    with pytest.raises(EthorchError, match="expected layers with known cycles"):
+    with pytest.raises(EthorchError, match=r"are unknown, because a \.pte does not record them"):
         timeline(layers(built("picture").pte))
     with pytest.raises(EthorchError, match="cpu_clock_ratio"):
         timeline([], 0)

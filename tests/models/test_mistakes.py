@@ -99,7 +99,7 @@ class Decomposes(nn.Module):
 
 def test_a_model_without_operators_for_the_npu(caplog: pytest.LogCaptureFixture) -> None:
     ethorch.compile(Decomposes(), torch.rand(1, 4, 4), calibration=torch.rand(8, 4, 4))
-    assert "[quantize.nothing]" in caplog.text and "Use operators of docs/ops.md" in caplog.text
+    assert "[quantize.nothing]" in caplog.text and "Use operators listed in docs/ops.md" in caplog.text
     assert "set_global" not in caplog.text
 
 
@@ -119,7 +119,7 @@ def test_a_file_of_another_kind_is_named(file: str, words: str) -> None:
 def test_a_file_with_relative_imports_is_to_be_named_as_a_module(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "net.py").write_text("from .blocks import block\n\n\ndef net():\n    return block()\n")
-    with pytest.raises(EthorchError, match=rf"Use nets.net:net in the folder {tmp_path}"):
+    with pytest.raises(EthorchError, match=rf"Change to the folder {tmp_path}, and use nets.net:net"):
         ethorch.compile(f"{tmp_path}/nets/net.py:net")
 
 
@@ -135,7 +135,7 @@ def test_weights_of_another_network_are_compared(tmp_path: Path, monkeypatch: An
     torch.save(nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 2), nn.Linear(2, 2)).state_dict(), "other.pth")
     assert cli.main(["compile", "net.py:net", "--weights", "other.pth"]) == 1
     message = capsys.readouterr().err
-    assert "4 tensors unknown to the model (1.weight, 1.bias, 2.weight, and 1 more)" in message
+    assert "4 tensors not in the model (1.weight, 1.bias, 2.weight, and 1 more)" in message
     assert "2 tensors with a different shape (0.weight: expected [4, 8], got [5, 8], 0.bias: expected [4], got [5])" in message
 
 

@@ -295,7 +295,7 @@ def test_shapes_that_say_nothing_are_refused(encoder):
         with pytest.raises(SpecError, match=r"shapes has|^shapes: expected"):
             ethorch.compile(model, inputs, shapes=wrong)
     quantized = ethorch.quantize(model, inputs)
-    with pytest.raises(SpecError, match="with which the model was quantized"):
+    with pytest.raises(SpecError, match="for which the model was quantized"):
         ethorch.compile(quantized, inputs, shapes=["1x9x16,1x9"])
     with pytest.raises(SpecError, match="twice"):
         shapes_from(["1x8", (1, 8)])

@@ -29,7 +29,8 @@ SETTINGS = {
     "partition": "npu", "shapes": [[[1, 3, 8, 8]]], "system_config": "Ethos_U55_High_End_Embedded", "memory_mode": "Shared_Sram",
     "config_ini": "Arm/vela.ini", "vela_flags": ["--optimise", "Size"], "arena": "64K", "constants": "flash", "ram": 1000,
     "flash": "1M", "latency_ms": 1.5, "min_sqnr_db": 20, "board": "corstone-300", "verify": True, "etrecord": False,
-    "share_weights": True, "samples": {"calibrate": ["images"], "max_samples": 9, "mean": [0.5], "std": [0.5], "weights": "w.pth"},
+    "share_weights": True, "stream": "vela",
+    "samples": {"calibrate": ["images"], "max_samples": 9, "mean": [0.5], "std": [0.5], "weights": "w.pth"},
 }  # fmt: skip
 SOURCES = {
     "sources": [{"name": "y", "operator": "Conv2D", "op_cycles": 9, "npu_cycles": 8, "macs": 7, "origin": "aten.conv2d"}] * 3,

@@ -31,6 +31,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "min_sqnr_db": ("20", 20),
     "board": ("corstone-300", "corstone-300"),
     "verify": ("false", False),
+    "stream": ("vela", "vela"),
     "share_weights": ("false", False),
     "etrecord": ("true", True),
     "samples": ("{max_samples = 3}", {"max_samples": 3}),

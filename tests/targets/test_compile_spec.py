@@ -264,7 +264,7 @@ def test_own_ini(tmp_path):
         ("core_clock=400e6", "core_clock=0", "expected a positive clock"),
         ("axi0_port=Sram", "axi0_port=Sdram", "axi0_port='Sdram' is not one of"),
         ("arena_mem_area=Axi0", "arena_mem_area=Axi2", "not Axi0 or Axi1"),
-        ("inherit=Memory_Mode.Mine", "inherit=Memory_Mode.Small", "inherit from each other"),
+        ("inherit=Memory_Mode.Mine", "inherit=Memory_Mode.Small", "inherit in a cycle"),
         ("inherit=Memory_Mode.Mine", "inherit=Memory_Mode.Yours", "inherits from unknown"),
         ("[Memory_Mode.Mine]", "[Memory_Mode.Mine", "cannot be read"),
         ("[Memory_Mode.Mine]", "[System_Config.My_Board]", "already exists"),

@@ -31,9 +31,6 @@ class NumericalModelEvaluator(Evaluator):
     """An evaluator of the differences ``reference - evaluated`` between the outputs of two models.
 
     Args:
-        model_name: Name of the model.
-        ref_model, eval_model: Reference model, and model to evaluate.
-        example_inputs: Inputs of both models.
         eval_dtype: Dtype to which the inputs of ``eval_model`` are converted. Defaults to no conversion.
     """
 
@@ -74,7 +71,6 @@ class ImageNetEvaluator(Evaluator):
     """An evaluator of the top-1 and top-5 accuracy of a classifier.
 
     Args:
-        model_name: Name of the model.
         eval_model: Classifier that returns scores [batch, classes].
         batch_size: Number of images per call.
         validation_dataset_path: Folder of images, with one subfolder per class.
@@ -157,12 +153,7 @@ def _hits(scores: Tensor, labels: Tensor, rank: int) -> int:
 
 
 class FileCompressionEvaluator(Evaluator):
-    """An evaluator of the compressibility of a file, such as a TOSA flatbuffer.
-
-    Args:
-        model_name: Name of the model.
-        tosa_output_path: Path of the file.
-    """
+    """An evaluator of the compressibility of a file, such as a TOSA flatbuffer."""
 
     def __init__(self, model_name: str, tosa_output_path: str | os.PathLike[str]):
         self.model_name, self.tosa_output_path = model_name, tosa_output_path

@@ -11,7 +11,7 @@ from ethorch.targets.cpu_operators import FORMS
 
 
 class Buffers:
-    """The mutable buffers of a graph. All writes to buffers must be at the end of the graph."""
+    """The mutable buffers of a graph in which all writes to buffers are at the end."""
 
     def __init__(self, module: GraphModule, names: Collection[str]):
         self._places = {node: number for number, node in enumerate(module.graph.nodes)}

@@ -14,8 +14,7 @@ from ethorch.support.errors import Reason
 def set_values(module: GraphModule) -> Reason | None:
     """Set ``meta["val"]`` of the nodes that prepare_pt2e and convert_pt2e inserted.
 
-    Returns:
-        The reason if a value cannot be derived, e.g. because of control flow, or None.
+    Return the reason if a value cannot be derived, e.g. because of control flow, or None.
     """
     for node in module.graph.nodes:
         if is_control_flow(node):
@@ -37,7 +36,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return the reason if a tensor is not contiguous or has a dynamic shape, or if an input is not a tensor, or None."""
+    """Return the reason if a tensor is not contiguous, a shape is dynamic or an input is not a tensor, or None otherwise."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):

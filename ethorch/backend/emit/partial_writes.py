@@ -92,8 +92,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
     """Replace each ``copy_`` to a whole buffer with the writes that ``find_parts`` returns, in place.
 
-    Returns:
-        The ``index_put_`` or ``copy_`` node and the region of each write, for ``write_to_views``.
+    Return the ``index_put_`` or ``copy_`` node and the region of each write, for ``write_to_views``.
     """
     graph, writes = module.graph, list[tuple[Node, Part]]()
     for name, write in writes_of(graph).items():

@@ -46,7 +46,7 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent a delegate in a graph. ``meta["val"]`` of the node contains the results. This function is never executed."""
+    """Represent a delegate in a graph. ``meta["val"]`` of the node contains the results. Never executed."""
     raise NotImplementedError
 
 
@@ -60,10 +60,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionedGraph:
-    """A graph with one call per partition.
+    """A graph with one call of ``call_delegate`` for each partition.
 
     Attributes:
-        module: CPU operators, and calls of ``call_delegate``.
+        module: CPU operators and calls.
         partitions: The partition of each call.
         report: Operators in the partitions, and the reasons for operators on the CPU.
         buffers: Names of the mutable buffers.
@@ -78,8 +78,7 @@ class PartitionedGraph:
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
     """Lower the partitions in a copy of a graph from ``convert_pt2e``.
 
-    Returns:
-        The partitioned graph, or the reason if the writer does not support the graph, e.g. because of control flow.
+    Return the reason instead if the writer does not support the graph, e.g. because of control flow.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph

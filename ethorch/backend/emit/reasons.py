@@ -7,7 +7,7 @@ from ethorch.support.errors import Reason
 
 def not_converted(kind: str) -> Reason:
     return Reason(
-        "writer.not_converted", f"the model is {kind}, not a graph", "Compile the graph module that convert_pt2e returns."
+        "writer.not_converted", f"expected a GraphModule, got {kind}", "Compile the graph module that convert_pt2e returns."
     )
 
 
@@ -18,7 +18,7 @@ def etrecord() -> Reason:
 def open_sizes() -> Reason:
     return Reason(
         "writer.open_sizes",
-        "input sizes are dynamic, and only ExecuTorch plans their memory",
+        "the inputs have dynamic shapes, which only ExecuTorch's memory planning supports",
         "Use shapes=[...], which compiles a method for each tuple of shapes.",
     )
 
@@ -26,48 +26,54 @@ def open_sizes() -> Reason:
 def control_flow(name: str) -> Reason:
     return Reason(
         "writer.control_flow",
-        f"{name} is a control flow operator, and only ExecuTorch writes its jumps",
-        "Compute both branches and choose with torch.where.",
+        f"{name} is a control flow operator, which only ExecuTorch's lowering supports",
+        "Compute both branches, and select a result with torch.where.",
     )
 
 
 def module(name: str) -> Reason:
-    return Reason("writer.module", f"{name} is a module, not an operator", "Export the model without preserved modules.")
+    return Reason(
+        "writer.module", f"{name} calls a module; expected an operator", "Export the model without preserve_module_call_signature."
+    )
 
 
 def not_tensor(name: str) -> Reason:
-    return Reason("writer.not_tensor", f"{name} is not a tensor", "Pass and return tensors only.")
+    return Reason("writer.not_tensor", f"{name} is not a tensor", "Use only tensors as inputs and outputs of the model.")
 
 
 def unknown_value(name: str) -> Reason:
-    return Reason("writer.unknown_value", f"shape and dtype of {name} are unknown", "Quantize the graph that torch.export returns.")
+    return Reason(
+        "writer.unknown_value", f"the shape and dtype of {name} are unknown", "Quantize the graph that torch.export returns."
+    )
 
 
 def layout(name: str) -> Reason:
     return Reason(
         "writer.layout",
-        f"{name} is not stored row by row, or has no fixed shape",
-        'Export with contiguous inputs. Use Settings(io_layout="nhwc") for programs with channels last.',
+        f"{name} is not contiguous, or has a dynamic shape",
+        'Export with contiguous inputs of fixed shape. For channels-last inputs and outputs, use Settings(io_layout="nhwc").',
     )
 
 
 def elements(name: str) -> Reason:
     return Reason(
-        "writer.elements", f"{name} has complex numbers, or no elements", "Keep real and imaginary parts as two real tensors."
+        "writer.elements",
+        f"{name} is complex or empty",
+        "Keep real and imaginary parts as two real tensors, and remove empty tensors.",
     )
 
 
 def in_place(name: str) -> Reason:
     return Reason(
         "writer.in_place",
-        f"{name} changes a tensor in a way that depends on the order of reads and writes",
-        "Write a buffer once, by copy_ at the end of the model.",
+        f"{name} is an in-place operation, and its results may depend on the order of reads and writes",
+        "Write to each buffer once, with copy_ at the end of the model.",
     )
 
 
 def other_buffer(name: str) -> Reason:
     return Reason(
-        "writer.other_buffer", f"buffer {name} is written to another buffer", f"Write a clone of {name} to the other buffer."
+        "writer.other_buffer", f"the model copies buffer {name} to another buffer", f"Write a clone of {name} to the other buffer."
     )
 
 
@@ -79,7 +85,7 @@ def undone_quantization(name: str) -> Reason:
     return Reason(
         "writer.undone_quantization",
         f"{name} quantizes values that were dequantized with the same scale, and ExecuTorch removes both operators",
-        "Remove the operator between them, which has no effect.",
+        "Remove the operator between the dequantize and quantize operators, because it has no effect.",
     )
 
 
@@ -87,20 +93,22 @@ def unknown_operator(name: str) -> Reason:
     return Reason(
         "writer.operator",
         f"ethorch's writer does not support {name} on the CPU",
-        "Quantize it so that it runs on the NPU, or use an operator of docs/cpu-kernels.md.",
+        "Quantize the operator so that it runs on the NPU, or use an operator listed in docs/cpu-kernels.md.",
     )
 
 
 def argument(operator: str, name: str) -> Reason:
     return Reason(
         "writer.argument",
-        f"a program cannot store the argument {name} of {operator}",
+        f"argument {name} of {operator} has a type that a program cannot store",
         "Pass a number, a tensor or a list.",
     )
 
 
 def unread_result(name: str) -> Reason:
-    return Reason("writer.unread_result", f"a result of {name} is not used", "Return it, or remove its operator from the model.")
+    return Reason(
+        "writer.unread_result", f"a result of {name} is not used", "Return the result, or remove its operator from the model."
+    )
 
 
 def no_delegate() -> Reason:
@@ -108,10 +116,14 @@ def no_delegate() -> Reason:
 
 
 def no_input(name: str) -> Reason:
-    return Reason("writer.no_input", f"delegate {name} has no input", "Compute the constants that it returns before export.")
+    return Reason(
+        "writer.no_input", f"delegate {name} has no inputs, so its outputs are constant", "Compute the outputs before export."
+    )
 
 
 def vela_refusal(text: str) -> Reason:
     return Reason(
-        "writer.refused", f"a delegate was refused: {text}", "ExecuTorch's lowering compiles the model again without this operator."
+        "writer.refused",
+        f"a delegate cannot be compiled: {text}",
+        "ExecuTorch's lowering compiles the model with this operator on the CPU.",
     )

@@ -15,7 +15,7 @@ from ethorch.support.errors import HostError
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the self-test. If ``reset`` is set, the state is reset before the call."""
+    """A call of the self-test, after a reset of the state if ``reset`` is set."""
 
     method: str
     inputs: Sequence[Any]
@@ -40,8 +40,8 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
     """Run calls in order, starting from the initial state, and return their cases.
 
     Raises:
-        HostError: a sample does not match the inputs, or the list of calls is empty.
-        MachineFault: the simulator failed.
+        HostError: A sample does not match the inputs, or the list of calls is empty.
+        MachineFault: The simulator failed.
     """
     if not calls:
         raise HostError("expected at least one sample for the self-test, got none.")

@@ -43,7 +43,7 @@ def _read_table() -> tuple[Mapping[str, int], Mapping[str, tuple[str, ...]]]:
 
 
 def estimate_code_size(program: Program) -> CodeSize:
-    """Estimate the code size of the firmware generated for all methods of a program.
+    """Estimate the code size of firmware for all methods of a program.
 
     Each kernel and each function called by a kernel is counted once.
     """

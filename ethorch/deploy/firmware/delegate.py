@@ -28,7 +28,7 @@ def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write the delegate's sources and a CMakeLists.txt, and return their paths.
 
     Raises:
-        EthorchError: the folder cannot be written.
+        EthorchError: The folder cannot be written.
     """
     target = Path(folder)
     names = [Path(path).name for path in FILES]

@@ -51,8 +51,8 @@ class Firmware:
 
     Attributes:
         files: Paths relative to ``folder``.
-        target: NPU that the program was compiled for.
-        board: Board that the memory layout and the self-test are for.
+        target: NPU of the program.
+        board: Board of the memory layout and the self-test.
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
@@ -100,12 +100,12 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
-    If the project has several methods, each method has its own functions (``model_prefill_run``, ``model_decode_run``). The methods
-    share buffers, constants and the arena.
+    If there are several methods, each has its own functions (``model_prefill_run``, ``model_decode_run``), and they share buffers,
+    constants and the arena.
 
     Args:
-        source: Program, or the path or the contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
-        folder: Project folder. Created if it does not exist; files of an earlier project are replaced.
+        source: Program, or the path or contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
+        folder: Project folder. Files of an earlier project are replaced.
         board: Name of a board, path of its TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
         name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
@@ -114,10 +114,10 @@ def firmware(
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. Also
+        EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. Also
             raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
-        SpecError: the board is unknown or does not support the NPU.
-        HostError: the samples do not match the program's inputs.
+        SpecError: The board is unknown or does not support the NPU.
+        HostError: The samples do not match the program's inputs.
     """
     prefix(name)
     if embed not in DATA_FORMS:
@@ -434,7 +434,7 @@ class Project:
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
-            "cycles": f"{cycles} NPU cycles by Vela's estimate{time}"
+            "cycles": f"{cycles} NPU cycles{time} (Vela)"
             if cycles
             else "unknown, because a .pte does not contain Vela's cycles; `run.py` prints a lower bound",
             "delegates": sum(method.delegates for method in self.source.methods),
@@ -460,8 +460,8 @@ class Project:
             return self.board.name
         if self.board.path is None:
             raise EthorchError(
-                f"expected a file with the description of board {self.board.name!r}, which the project includes; got a Board "
-                "object without a file. Pass the path of the board's TOML file."
+                f"the project must include a description of board {self.board.name!r}, but the Board object was not read from a "
+                "file. Pass the path of the board's TOML file."
             )
         self._copy(self.board.path, "board.toml")
         return "board.toml"
@@ -472,7 +472,7 @@ def _pad_to_cache_lines(size: int) -> int:
 
 
 def _stream_hash(payload: DelegatePayload) -> str:
-    """Return the SHA-256 of the commands without a header, by which the virtual board identifies a stream."""
+    """Return the SHA-256 of a command stream without its header. The virtual board identifies streams by it."""
     header = parse_header(payload.commands)
     return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 

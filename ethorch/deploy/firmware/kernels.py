@@ -53,8 +53,8 @@ def kernel_call(
     """Return the C call of an operator, or the reason why the operator cannot be called from C.
 
     Args:
-        place: Function that maps the index of a value to the C expression of the value's address.
-        label: Prefix for the names of constants; a C identifier that is unique in the file.
+        place: Function that returns the C address of a value, by index.
+        label: Prefix of the constants' names, unique in the file.
         fail: C statement to run if the operator rejects its input.
     """
     body = KERNELS.get(call.operator)
@@ -93,7 +93,7 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
             raise Refused(
                 "computed_number",
                 "expected a constant number as an argument, got a number computed at run time",
-                "Replace the number by a constant in the model.",
+                "Replace the number with a constant in the model.",
             )
         return _plain(value, argument)
 

@@ -93,10 +93,10 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
 def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
     """Assign each section to the first suitable memory with enough free bytes.
 
-    Memories of one kind are tried in descending order of free bytes.
+    Among memories of one kind, the memory with the most free bytes is tried first.
 
     Raises:
-        EthorchError: a section does not fit. The message lists sizes and memories.
+        EthorchError: A section does not fit. The message lists sizes and memories.
     """
     text = board.memory_at(board.cpu.vector_table)
     assert text is not None  # guaranteed by the validation of the board description
@@ -125,7 +125,6 @@ def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
 
 
 def _is_secure(board: Board, text: Memory) -> bool:
-    """Return True if the board has secure and non-secure aliases and the vector table is at a secure address."""
     return any(a & _SECURE != text.base & _SECURE for a in text.aliases) and bool(board.cpu.vector_table & _SECURE)
 
 

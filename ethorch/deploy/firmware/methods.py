@@ -46,7 +46,7 @@ class MethodsPlan:
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output is also available as integer values."""
+        """See :attr:`Plan.has_codes`."""
         return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property
@@ -56,7 +56,7 @@ class MethodsPlan:
 
     @property
     def has_state_in_arena(self) -> bool:
-        """True if the arena holds state between runs."""
+        """True if the arena stores state between runs."""
         return any(method_plan.states_in_arena for method_plan in self.plans.values())
 
 
@@ -64,8 +64,8 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods that share buffers.
 
     Raises:
-        EthorchError: a method cannot be planned, a name is not a C identifier, or one location has two initial values.
-        PayloadError, ProgramError: a delegate is malformed.
+        EthorchError: A method cannot be planned, a name is not a C identifier, or one location has two initial values.
+        PayloadError, ProgramError: A delegate is malformed.
     """
     constants = Constants(program)
     if len(names) == 1:
@@ -109,7 +109,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """Return the tensors that each method's delegates access in place, or empty mappings unless a reset initializes all buffers."""
+    """Return each method's tensors accessed in place, or empty mappings unless a reset initializes all buffers."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]

@@ -54,8 +54,8 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     """Read a ``*.cbuild-mlops.yml``.
 
     Raises:
-        EthorchError: the file cannot be read or is invalid.
-        SpecError: the NPU is missing or unknown.
+        EthorchError: The file cannot be read or is invalid.
+        SpecError: The NPU is missing or unknown.
     """
     place = Path(path)
     try:
@@ -88,7 +88,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the default AI layer description, used if the user passes no ``*.cbuild-mlops.yml``."""
+    """Return the AI layer description used by default."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
@@ -139,7 +139,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
         program: An ``ethorch.Program``.
 
     Raises:
-        EthorchError: firmware cannot be generated for the program. See :func:`ethorch.firmware`.
+        EthorchError: Firmware cannot be generated for the program. See :func:`ethorch.firmware`.
     """
     record = getattr(program, "_record", None)
     project = Project(open_program(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)

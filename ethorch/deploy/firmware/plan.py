@@ -48,12 +48,12 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
     """Plan a method.
 
     Args:
-        constants: Collection that receives the constant tensors.
-        bases: Locations of the buffers that the method shares with other methods.
+        constants: Collection to which the constant tensors are added.
+        bases: Locations of buffers shared with other methods.
 
     Raises:
-        EthorchError: firmware does not support the method. See :func:`check_method`.
-        PayloadError, ProgramError: a delegate is malformed.
+        EthorchError: Firmware does not support the method. See :func:`check_method`.
+        PayloadError, ProgramError: A delegate is malformed.
     """
     return _Planner(program, method, constants or Constants(program), bases).plan()
 
@@ -62,7 +62,7 @@ def read_payloads(method: Method) -> dict[int, DelegatePayload]:
     """Return the payloads of a method's Ethos-U delegates, by number.
 
     Raises:
-        PayloadError: a payload is malformed.
+        PayloadError: A payload is malformed.
     """
     return {n: delegate.payload for n, delegate in enumerate(method.delegates) if delegate.id == BACKEND_ID}
 
@@ -122,7 +122,7 @@ class _Planner:
     # locations ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Assign a location to each tensor and return the end of the method's private memory."""
+        """Assign locations to tensors and return the end of the method's private memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]
@@ -180,11 +180,9 @@ class _Planner:
         return tensors
 
     def _writes(self, call: Call | Move) -> list[int]:
-        """Return the tensors that a call can write.
-
-        A delegate writes its outputs; quantize, dequantize and view operators write the last argument. Others can write any
-        argument.
-        """
+        """Return the tensors that a call can write."""
+        # A delegate writes its outputs; quantize, dequantize and view operators write the last argument; others can write any
+        # argument.
         if isinstance(call, Move):
             return self._tensors([call.target])
         if call.delegate is not None:
@@ -292,7 +290,7 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Store states of a single delegate at the delegate's input in the arena, and return these states."""
+        """Store states of a single delegate at its input in the arena, and return them."""
         # This saves one copy for each state. Vela can reuse the input's memory after the state is read. After the run, the new
         # value is therefore copied from the output to the input, and no other output may overlap the input.
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
@@ -316,7 +314,6 @@ class _Planner:
         return tuple(state_values)
 
     def _place_after_arena(self) -> int:
-        """Assign locations after the arena to state, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
         inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input stored after the arena -> index of the value
         outputs: dict[int, dict[int, int]] = {}

@@ -65,7 +65,7 @@ def command(options: Options) -> list[str]:
     """Return the compiler command with the flags that select the core.
 
     Raises:
-        Failed: the compiler is not installed, or the core is unknown.
+        Failed: The compiler is not installed, or the core is unknown.
     """
     if options.cpu not in _CORES:
         raise Failed(f"expected one of the cores {', '.join(_CORES)}, got {options.cpu!r}.")
@@ -91,14 +91,14 @@ def command(options: Options) -> list[str]:
 def build(
     project: Path, options: Options | None = None, output: str = "build/firmware.elf", sources: Sequence[str] | None = None
 ) -> Path:
-    """Compile and link the project, and return the path of the ELF. Compilers other than zig also write a link map.
+    """Compile and link the project, and return the ELF's path. Compilers other than zig also write a link map.
 
     Args:
-        output: Path of the ELF, relative to the project.
+        output: The ELF's path, relative to the project.
         sources: Source files. Default: the files listed in project.json.
 
     Raises:
-        Failed: the compiler is not installed or reports an error.
+        Failed: The compiler is not installed or reports an error.
     """
     options = options or Options()
     facts = read_description(project)
@@ -194,7 +194,7 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
     """Run an ELF on a virtual board and return an ``ethorch.targets.boards.Run``.
 
     Raises:
-        Failed: a package is not installed.
+        Failed: A package is not installed.
     """
     check_runnable(platform)
     from ethorch.deploy import virtual_board  # the import takes 1 second, and a build does not require ethorch
@@ -205,7 +205,7 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
 
 
 def _mark_lower_bounds(text: str) -> str:
-    """Insert "at least" before cycle counts, e.g. "at least 35,582 cycles of the NPU"."""
+    """Insert "at least" before cycle counts."""
     return re.sub(r"\b(\d+)(?= cycles of the NPU)", lambda match: f"at least {int(match[1]):,}", text)
 
 

@@ -16,8 +16,8 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
     """Check that firmware can run a method.
 
     Raises:
-        EthorchError: the method has control flow, inputs or outputs that are not tensors, dynamic shapes, or a delegate for another
-            backend. Also raised if the tensors of a delegate's call do not match the payload.
+        EthorchError: The method has control flow, inputs or outputs that are not tensors, dynamic shapes, a delegate for another
+            backend, or a delegate call that does not match the payload.
     """
     for number, delegate in enumerate(method.delegates):
         if number not in payloads:

@@ -1,4 +1,4 @@
-"""Generate the values of the template variables for a model's C source."""
+"""Generate the template variables of a model's C source."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def templates() -> jinja2.Environment:
 
 
 def prefix(name: str) -> str:
-    """Return the name if it is a valid prefix for C symbols; raise EthorchError otherwise."""
+    """Return the name if it is a valid prefix of C symbols. Raise EthorchError otherwise."""
     if not _IDENTIFIER.fullmatch(name) or _KEYWORDS.fullmatch(name):
         raise EthorchError(
             f"invalid model name {name!r}: expected a prefix for C symbols (a lower-case letter, followed by lower-case letters, "
@@ -114,10 +114,10 @@ class MethodSource:
     """The C source of a method.
 
     Attributes:
-        p: Prefix of the method's functions and types: the model's prefix, and the method's name if there are several methods.
+        p: Prefix of functions and types: the model's prefix, and the method's name if there are several methods.
         symbol_prefix: Prefix of static names in model.c. Empty for a single method.
         delegates: Number of command streams.
-        has_codes: Whether a float input or output is also available as integer values.
+        has_codes: See :class:`Plan`.
         blobs: Symbols of the data that the method reads.
     """
 
@@ -188,7 +188,7 @@ def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[
         facts_by_method: Quantization parameters of integer inputs and outputs, and locations of CPU operators.
 
     Raises:
-        EthorchError: a CPU operator has no C kernel.
+        EthorchError: A CPU operator has no C kernel.
     """
     blobs = _Blobs(name)
     methods, kernels = [], set[str]()
@@ -255,7 +255,6 @@ class _Blobs:
         return sum(known_part == part for known_part, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
-        """Return the symbol of equal data in the section, or add the data."""
         if (part, content) not in self._known:
             self._known[part, content] = symbol
             self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
@@ -286,7 +285,7 @@ class _Writer:
         place = self.plan.places.get(index)
         if place is None:
             raise EthorchError(
-                f"an operator of method {self.plan.method.name!r} uses value {index}, which has no memory. The file is "
+                f"an operator of method {self.plan.method.name!r} uses value {index}, for which no memory is planned. The file is "
                 "inconsistent; compile the model again with ethorch."
             )
         return self.address(place)

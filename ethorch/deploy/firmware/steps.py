@@ -14,7 +14,7 @@ ALIGNMENT = 16
 
 
 def align(size: int, alignment: int = ALIGNMENT) -> int:
-    """Round up to a multiple of the alignment."""
+    """Round up to a multiple of ``alignment``."""
     return -(-size // alignment) * alignment
 
 
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of bytes before or after a delegate's run, or in place of an operator."""
+    """A copy operation before or after a delegate, or in place of an operator."""
 
     source: Place
     target: Place
@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate, with copies to the NPU's memory before the run and copies from it afterwards."""
+    """A run of a delegate, with copies to the NPU's memory before and from it afterwards."""
 
     number: int
     delegate: int
@@ -93,7 +93,7 @@ class Constants:
         self._known: dict[int, int] = {}
 
     def offset(self, number: int) -> int:
-        """Return the offset of the program's constant with this number."""
+        """Return the offset of constant ``number``."""
         if number not in self._known:
             self._known[number] = len(self.data)
             content = bytes(self.program.constants[number])
@@ -121,7 +121,7 @@ class Plan:
     """A method as executed by the firmware.
 
     Attributes:
-        payloads: Delegate number -> payload with the commands that the firmware runs.
+        payloads: Delegate number -> payload that the firmware runs.
         places: Value index -> location of the tensor.
         convert_in, body, convert_out: Steps in order: quantization of inputs, computation, dequantization of outputs.
         arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
@@ -129,8 +129,8 @@ class Plan:
         codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.
         end: End of the method's private memory in the CPU's buffer.
         initial: Locations and contents of nonzero initial values.
-        states: Indices of tensors whose values persist between runs.
-        states_in_arena: Indices of states that remain in the arena between runs.
+        states: Indices of tensors that persist between runs.
+        states_in_arena: Indices of states that remain in the arena.
         reaches: Delegate number -> bytes of the arena that the delegate accesses.
     """
 

@@ -29,8 +29,8 @@ def driver_stream(payload: DelegatePayload) -> bytes:
     """Return a payload's commands with a COP1 header for the C driver.
 
     Raises:
-        EthorchError: the stream uses separate regions for inputs and outputs, which the driver does not support.
-        MachineFault: the header is malformed.
+        EthorchError: The stream uses separate regions for inputs and outputs, which the driver does not support.
+        MachineFault: The header is malformed.
     """
     if payload.commands[:4] == COP1:
         return payload.commands

@@ -14,7 +14,7 @@ class View:
     """A strided view of a tensor.
 
     Attributes:
-        address: C constant expression of the address of the tensor.
+        address: C constant expression of the tensor's address.
         dtype: PyTorch's name of the dtype.
         shape, strides: Sizes and strides of the logical axes, in elements. Stride 0 repeats an element.
         offset: Offset of the view's first element in the tensor, in elements.
@@ -139,7 +139,7 @@ class View:
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
 
     def windows(self, dim: int, size: int, step: int) -> View:
-        """Replace an axis by the window index, and add a last axis for the elements of a window."""
+        """Replace an axis with the window index, and append an axis for the elements of a window."""
         at = self.axis(dim)
         if not self.rank:
             return self.insert_axis(0)
@@ -148,7 +148,7 @@ class View:
         return replace(view, shape=(*view.shape, size), strides=(*view.strides, stride))
 
     def diagonal(self, offset: int, first: int, second: int) -> View:
-        """Replace two axes by their diagonal, which becomes the last axis."""
+        """Replace two axes with their diagonal, which becomes the last axis."""
         a, b = self.axis(first), self.axis(second)
         size = max(min(self.shape[a] + min(offset, 0), self.shape[b] - max(offset, 0)), 0)
         start = max(-offset, 0) * self.strides[a] + max(offset, 0) * self.strides[b]

@@ -47,7 +47,7 @@ class Writer:
     """A collector of C statements, constants and source files.
 
     Args:
-        label: Prefix of the constants' names, which is unique in the file.
+        label: Prefix of the constants' names, unique in the file.
         fail: C statement to run if the operator rejects its input at run time.
     """
 
@@ -137,8 +137,8 @@ class Writer:
         Args:
             views: The output, followed by the inputs, which broadcast to it.
             order: Required order of the loops over axes, outermost first. Default: the output's memory order.
-            in_parts: Whether the function reads elements of a row in blocks before it writes them. A row that writes one element
-                repeatedly is then split.
+            in_parts: Whether the function reads blocks of elements before it writes them. A row that writes one element repeatedly
+                is then split.
         """
         out, *inputs = views
         if not out.numel:
@@ -216,7 +216,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 
 def float_text(value: float, dtype: str = "float32") -> str:
-    """Return a C expression with the exact bits of a number, rounded once to ``dtype``."""
+    """Round a number to ``dtype``, and return a C expression with exactly these bits."""
     number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):

@@ -23,7 +23,7 @@ class DataCache:
     Args:
         hooks: Hooks that set the flags when the CPU loads or stores.
         report: Callback for a fault: id, text, and address of the instruction, or None for the current instruction.
-        switched_on: Callback for the firmware enabling the cache.
+        switched_on: Callback invoked when the firmware enables the cache.
     """
 
     def __init__(

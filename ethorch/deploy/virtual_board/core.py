@@ -188,7 +188,7 @@ class Core:
             self._on_change()
 
     def _maintain(self, at: int, value: int) -> None:
-        """Maintain the line of an address, or the whole cache once every set and way was addressed."""
+        """Maintain the line of an address, or the whole cache after every set and way was addressed."""
         if at in _BY_ADDRESS:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
@@ -248,7 +248,6 @@ class Core:
 
         Args:
             masked: Whether PRIMASK or FAULTMASK is set.
-            base_priority: BASEPRI.
         """
         if masked:
             return None
@@ -264,7 +263,7 @@ class Core:
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
-        """Return True if an enabled exception is pending. This wakes the core from WFI even if the exception is masked."""
+        """Return True if an enabled exception is pending, which wakes the core from WFI even if masked."""
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:

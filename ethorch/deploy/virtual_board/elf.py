@@ -1,7 +1,6 @@
 """Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-Files are not trusted: all sizes are limited by the size of the file and the board's memories, and all parsing failures raise
-ElfError.
+Files are not trusted. All sizes are limited by the file and the board's memories, and all parsing failures raise ElfError.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Firmware:
         segments: Loaded segments in address order.
 
     Raises:
-        ElfError: the file is not a 32-bit little-endian Arm ELF, or is damaged.
-        EmulatorError: pyelftools is not installed.
+        ElfError: The file is not a 32-bit little-endian Arm ELF, or is damaged.
+        EmulatorError: The package pyelftools is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -122,7 +121,7 @@ class Firmware:
         return self._safely(read)
 
     def symbol_at(self, address: int) -> str:
-        """Return the symbol that contains an address, and the offset, e.g. ``arena+0x40``, or an empty string."""
+        """Return the symbol and offset of an address, e.g. ``arena+0x40``, or an empty string."""
         at = bisect_right(self._symbols, (address, 1 << 40, "")) - 1
         while at >= 0 and address - self._symbols[at][0] < 1 << 24:
             base, size, name = self._symbols[at]

@@ -31,13 +31,12 @@ class Engine(ABC):
     Attributes:
         name: Key in ``runner.ENGINES``.
         readable: Memory that can be read after the run, or None.
-        resources: Processes and files to release.
         measured_cycles: NPU cycles printed by the firmware, if the engine measures them.
         expected_cycles: Sum of the cycles passed by the caller, if the engine measures cycles.
 
     Raises:
-        EmulatorError: the engine is not installed, or does not support the board or a setting.
-        ElfError: the firmware does not fit the board.
+        EmulatorError: The engine is not installed, or does not support the board or a setting.
+        ElfError: The firmware does not fit the board.
     """
 
     name: ClassVar[str]
@@ -117,7 +116,7 @@ class Engine(ABC):
             self._notes.setdefault(text)
 
     def seconds_left(self) -> float:
-        """Return the seconds until the caller's timeout, or a negative number after the timeout."""
+        """Return the seconds until the caller's timeout, negative after the timeout."""
         return self._started + self.settings.timeout - time.perf_counter()
 
     def connect_npus(self, guest: Guest, coherence: Coherence) -> None:

@@ -14,9 +14,8 @@ class Rule:
     """A check for a fault in the firmware.
 
     Attributes:
-        shows: Behaviour of silicon.
+        shows: Effect on silicon.
         status: STATUS bits that only the virtual board sets, so that firmware can detect faults that silicon ignores.
-        remedy: Remedy.
     """
 
     shows: str
@@ -56,7 +55,7 @@ RULES: dict[str, Rule] = {
         "Write CMD bit 1 after each run, before you start the next run.",
     ),
     "npu.stream_alignment": Rule(
-        "the stream is read from another address: a parse error or a wrong result",
+        "the stream is read from another address, which causes a parse error or a wrong result",
         PARSE_ERROR,
         "Align the command stream to 16 bytes: alignas(16), or .balign 16.",
     ),
@@ -138,7 +137,7 @@ class Fault:
         id: Key in RULES.
         text: Finding and expectation.
         place: Function and line in the firmware, if known.
-        instructions: Number of instructions executed before the fault, or None if instructions are not counted.
+        instructions: Number of instructions before the fault, or None if not counted.
     """
 
     id: str

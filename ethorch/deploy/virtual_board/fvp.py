@@ -113,7 +113,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
 
 def environment(path: str) -> dict[str, str]:
-    """Return the environment variables for an FVP, including the path of the libraries bundled with the Corstone-320 FVP."""
+    """Return the environment variables for an FVP, including the path of the Corstone-320 FVP's libraries."""
     variables = dict(os.environ)
     libraries = Path(path).resolve().parent
     for folder in (parent / "python" / "lib" for parent in libraries.parents):
@@ -133,7 +133,7 @@ class FvpEngine(Engine):
         _, npu = settings.npus[0]
         self._command, self._macs = find_command(board, npu.family), npu.macs
         if settings.inject or settings.max_instructions is not None:
-            raise EmulatorError("an FVP supports neither inject nor max_instructions. Use backend='unicorn'.")
+            raise EmulatorError("an FVP does not support inject or max_instructions. Use backend='unicorn', or omit both.")
         self._path = find(self._command)
         self.expected_cycles = sum(settings.cycles.values()) or None
 
@@ -167,7 +167,7 @@ def read_cycles(text: str) -> int | None:
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """Return (exit status, output, True if killed after the timeout) once the process and its children have ended."""
+    """Return (exit status, output, True if killed after the timeout) after the process and its children have ended."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,

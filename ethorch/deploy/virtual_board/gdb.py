@@ -15,7 +15,7 @@ _SECONDS = 30.0  # timeout of a request
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop reason: ``T`` or ``S`` for a signal, ``W`` or ``X`` for the target's end, ``F`` for a host call."""
+    """A stop reason: ``T`` or ``S`` for a signal, ``W`` or ``X`` for the end of the target, ``F`` for a host call."""
 
     kind: str
     text: str

@@ -58,7 +58,7 @@ class Guest:
         return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """Return zero-terminated text without the terminator, truncated at the limit or at the end of the memory."""
+        """Return zero-terminated text, truncated at the limit or at the end of the memory."""
         location = self.find(address)
         if location is None:
             return b""
@@ -75,14 +75,14 @@ class Guest:
 
         Raises ElfError for bytes outside the board's memories.
         """
-        rows = [(s.address, s.data, f"the segment of {firmware.path.name} at") for s in firmware.segments]
+        rows = [(s.address, s.data, f"a segment of {firmware.path.name} at") for s in firmware.segments]
         rows += [(address, content, "the data for") for address, content in (data or {}).items()]
         for address, content, what in rows:
             place = self.bytes_at(address, len(content))
             if place is None:
                 have = ", ".join(str(block.memory) for block in self.blocks)
                 raise ElfError(
-                    f"{what} {address:#010x}..{address + len(content):#010x} is not in one memory of board "
+                    f"{what} {address:#010x}..{address + len(content):#010x} does not fit into a single memory of board "
                     f"{self.board.name} (available: {have}). Link for this board, or correct the board file."
                 )
             place[:] = np.frombuffer(content, np.uint8)

@@ -72,7 +72,7 @@ class Coherence(Protocol):
     """The cache or copies between the CPU's and the NPU's view of memory."""
 
     def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
-        """Handle the ranges that the NPU is about to access. The ranges are upper bounds unless ``exact`` is True."""
+        """Handle the ranges that the NPU is about to access, which are upper bounds unless ``exact`` is True."""
 
     def after_run(self, writes: Ranges, exact: bool) -> None:
         """Handle the ranges that the NPU wrote."""
@@ -85,9 +85,7 @@ class NpuDevice:
 
     Args:
         slot: Location on the board.
-        sources: SHA-256 of a command stream -> Vela's schedule, for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycle estimate, used if the stream has no schedule.
-        inject: Faults to inject: ``no-interrupt`` never raises the line; ``never-ends`` never completes a run.
+        sources, cycles, inject: See :func:`ethorch.deploy.virtual_board.run`.
     """
 
     def __init__(
@@ -340,11 +338,8 @@ class NpuDevice:
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
     def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
-        """Return the memory of each region, and report faults.
-
-        If ``exact`` is False (for a stream with branches), only the start of each region is checked; the machine checks each
-        access.
-        """
+        """Return the memory of each region, and report faults."""
+        # If ``exact`` is False (streams with branches), only region starts are checked; the machine checks each access.
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):
             if region >= regs.REGIONS:
@@ -403,7 +398,6 @@ class NpuDevice:
         inference.cycles = self.cycles.get(inference.stream, sum(cycles for _, cycles in inference.operators))
 
     def _events(self, inference: Inference) -> dict[int, int]:
-        """Return lower bounds of the PMU event counts of a run. See ``npu.counters.events``."""
         beat = BEAT_BYTES[self.npu.family]
         beats = dict.fromkeys((AXI0_READ_BEATS, AXI0_WRITE_BEATS, AXI1_READ_BEATS, AXI1_WRITE_BEATS), 0)
         for sizes, events in (

@@ -17,11 +17,7 @@ KEPT = 16
 
 
 class Programs:
-    """The decoded streams and machines of one NPU.
-
-    Args:
-        sources: SHA-256 of a command stream -> Vela's schedule.
-    """
+    """The decoded streams and machines of one NPU."""
 
     def __init__(self, npu: Npu, sources: Mapping[str, Sources]):
         self.npu, self.sources = npu, sources
@@ -29,7 +25,7 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """Return the program without constants, and the extents, which are upper bounds for a stream with branches.
+        """Return the program without constants, and its extents, which are upper bounds for streams with branches.
 
         Raises MachineFault if the stream cannot be decoded or prepared.
         """

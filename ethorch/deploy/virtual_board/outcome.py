@@ -42,10 +42,10 @@ class Run:
         ended: One of ENDS.
         exit_code: Exit code, or None if the firmware did not end by semihosting.
         faults: Distinct faults, at most one of each id per location.
-        instructions: Number of CPU instructions, or None if instructions are not counted.
+        instructions: Number of CPU instructions, or None if not counted.
         seconds: Duration on the host.
         notes: Limitations that affected the run, such as accesses to peripherals that the board file does not describe.
-        measured_cycles: NPU cycles that the firmware printed from its PMU, or None if the backend does not measure cycles.
+        measured_cycles: NPU cycles that the firmware printed from its PMU, or None if not measured.
         expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
     """
 
@@ -106,21 +106,23 @@ class Run:
     def read(self, address: int, size: int) -> bytes:
         """Return bytes of the board's memory after the run. Raises EthorchError if the memory cannot be read."""
         if self._read is None:
-            raise EthorchError(f"the memory of a run on {self.backend} cannot be read. Use backend='unicorn'.")
+            raise EthorchError(f"{self.backend} does not support reading the memory after a run. Use backend='unicorn'.")
         return self._read(address, size)
 
     def check(self) -> Run:
         """Return self if the run succeeded. Raises EthorchError otherwise."""
         if self.ok:
             return self
-        findings = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]
+        findings = [f"the firmware ended with {self.ended!r}" + ("" if self.exit_code is None else f" (code {self.exit_code})")]
         findings += [str(fault) for fault in self.faults]
         raise EthorchError("; ".join(findings) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
 
     def trace(self, path: str | PathLike[str]) -> None:
         """Write a trace for Perfetto and Chrome. Raises EthorchError if instructions were not counted."""
         if self.instructions is None:
-            raise EthorchError(f"a trace requires an instruction count, which {self.backend} does not have. Use backend='unicorn'.")
+            raise EthorchError(
+                f"a trace requires instruction counts, which {self.backend} does not provide. Use backend='unicorn'."
+            )
         title = f"{self.board}, {self.npu}, estimated"
         clocks = Clocks(self.cpu_clock_hz, self.npu_clock_hz)
         write_whole(path, json.dumps(events(title, self.instructions, self.inferences, clocks)).encode())

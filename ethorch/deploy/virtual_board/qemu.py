@@ -38,7 +38,7 @@ class QemuEngine(Engine):
         super().__init__(board, firmware, settings)
         check_machine(board)
         if settings.max_instructions is not None:
-            raise EmulatorError("QEMU does not count instructions. Use backend='unicorn' for max_instructions.")
+            raise EmulatorError("max_instructions requires backend='unicorn', because QEMU does not count instructions.")
         self._pc = 0
         self._begun: list[NpuDevice] = []
         self._raised: dict[int, bool] = {}

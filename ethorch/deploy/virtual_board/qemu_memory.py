@@ -79,7 +79,7 @@ class CopiedGuest(Guest):
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy the bytes that the NPU reads or writes, because written ranges can contain gaps that must be preserved."""
+        """Copy the bytes that the NPU reads or writes. Written ranges can contain gaps that must be preserved."""
         for start, end in (*reads, *writes):
             self.fetch(start, end - start)
 

@@ -51,7 +51,7 @@ def check_machine(board: Board) -> None:
     """Raise EmulatorError unless QEMU has a machine for the board."""
     if board.qemu not in MACHINES:
         raise EmulatorError(
-            f"board {board.name}: expected a QEMU machine out of {', '.join(MACHINES)}, got {board.qemu or 'none'}. Use "
+            f"board {board.name}: expected qemu to be one of {', '.join(MACHINES)}, got {board.qemu or 'none'}. Use "
             "backend='unicorn', which supports every board."
         )
 

@@ -41,36 +41,35 @@ def run(
     inject: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> Run:
-    """Run firmware on a board until the firmware ends, and return the outcome.
+    """Run firmware on a board, and return the outcome.
 
     The firmware ends by sending 0x04 on the UART, by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or at a limit. It is not
     trusted: it cannot access files, or addresses outside the board's memories.
 
     Args:
-        elf: ELF file.
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
         npu: NPU, e.g. ``ethos-u55-128``, or a list for a board with several NPU addresses. Default: the first NPU that the board
             lists for each address.
         backend: ``unicorn`` (in this process; all boards; Cortex-M33 instructions), ``qemu`` (Cortex-M55 with Helium and NVIC;
             boards with a QEMU machine) or ``fvp`` (Arm's model; boards with an FVP).
-        timeout: Limit in seconds on the host, including the simulation of the NPU.
-        max_instructions: Limit of CPU instructions. Only supported by unicorn.
+        timeout: Limit in seconds of host time, including the simulation of the NPU.
+        max_instructions: Limit of CPU instructions (unicorn only).
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
         data: Address -> bytes to load before the run, such as a separately flashed model.
-        sources: SHA-256 of a command stream in hexadecimal -> Vela's schedule (``npu.Sources``), for cycles and operator names.
+        sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
         cycles: SHA-256 of a command stream -> Vela's cycles, used if the stream has no schedule. Default: estimates from the
             board's multipliers and bandwidths.
-        inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
+        inject: Faults: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
     Returns:
-        Printed text, end, faults and counts. Failing firmware does not raise an exception. See ``Run.ok`` and ``Run.check``.
+        The outcome. Failing firmware does not raise an exception; see ``Run.ok`` and ``Run.check``.
 
     Raises:
-        SpecError: the board, NPU, backend or fault to inject is unknown, or the timeout is not positive.
-        BoardError: the board's file is invalid.
-        ElfError: the file is not firmware, or does not fit the board.
-        EmulatorError: the backend is not installed or does not support this board.
+        SpecError: The board, NPU, backend or fault to inject is unknown, or the timeout is not positive.
+        BoardError: The board's file is invalid.
+        ElfError: The file is not firmware, or does not fit the board.
+        EmulatorError: The backend is not installed or does not support this board.
     """
     described = load(board)
     if backend not in BACKENDS:

@@ -60,7 +60,7 @@ class Cpu:
         next_pc: Address at which execution continues.
 
     Raises:
-        EmulatorError: unicorn is not installed.
+        EmulatorError: The package unicorn is not installed.
     """
 
     def __init__(self, on_absent: Callable[[int], int]) -> None:
@@ -171,7 +171,7 @@ class Cpu:
         self._uc.emu_stop()
 
     def _on_failed_access(self, _uc: Any, kind: int, address: int, size: int, value: int, _data: Any) -> bool:
-        """Map an absent peripheral, or record the failed access. An absent peripheral reads as 0 and ignores writes."""
+        """Map an absent peripheral, which reads as 0 and ignores writes, or record the failed access."""
         reads = kind in (self._unicorn.UC_MEM_READ_UNMAPPED, self._unicorn.UC_MEM_READ_PROT)
         writes = kind in (self._unicorn.UC_MEM_WRITE_UNMAPPED, self._unicorn.UC_MEM_WRITE_PROT)
         if address in _PERIPHERALS and (reads or writes):
@@ -191,7 +191,7 @@ class Cpu:
         self.hooks.stop_at = 0
 
     def run(self, until: int) -> Stop:
-        """Run until the next stop or the instruction limit. Exceptions raised by devices are raised again."""
+        """Run until the next stop or the instruction limit. Propagate exceptions raised by devices."""
         self.hooks.stop_at = until
         self._interrupt = self._access = None
         if self._watching and not self._watches:

@@ -104,7 +104,7 @@ class UnicornEngine(Engine):
     # Setting up.
 
     def _vector_table(self) -> int:
-        """Return the address of the board's vector table, or of a segment that starts with a stack pointer and the entry point."""
+        """Return the address of the vector table, or of a segment that starts with a stack pointer and the entry point."""
         default_table = self.board.cpu.vector_table
         for address in (default_table, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)
@@ -113,9 +113,10 @@ class UnicornEngine(Engine):
             if address == default_table or start & ~1 == self.firmware.entry:
                 return address
         raise ElfError(
-            f"{self.firmware.path} has no vector table: expected a stack pointer and the entry point {self.firmware.entry:#010x} "
-            f"at {self.board.cpu.vector_table:#010x}, where board {self.board.name} starts, or at the start of a segment. Place "
-            "the vector table first, and make the reset handler the entry point."
+            f"{self.firmware.path} has no vector table. Expected a stack pointer, followed by the entry point "
+            f"{self.firmware.entry:#010x}, at the start of a segment or at {self.board.cpu.vector_table:#010x} (where board "
+            f"{self.board.name} starts). Place the vector table at the start of its segment, and make the reset handler the entry "
+            "point."
         )
 
     def _map_devices(self) -> None:

@@ -1,4 +1,4 @@
-"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond for every block of instructions."""
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond per block of instructions."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def library() -> ctypes.CDLL:
     hooks.ethorch_hooks_size.restype = c_uint64
     if hooks.ethorch_hooks_size() != ctypes.sizeof(Hooks):
         raise HostError(
-            f"the compiled hooks expect a struct of {hooks.ethorch_hooks_size()} bytes, got {ctypes.sizeof(Hooks)}. Delete the "
-            "cached library, so that it is built again."
+            f"the compiled hooks expect a struct of {hooks.ethorch_hooks_size()} bytes, got {ctypes.sizeof(Hooks)}. The cached "
+            "library board-hooks is outdated; delete it to build it again. `ethorch doctor` prints the folder of the cache."
         )
     return hooks
 

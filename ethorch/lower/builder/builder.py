@@ -1,12 +1,6 @@
 """The Builder that lowerings use.
 
-| Base class         | Subject                      |
-| Emitter            | verified TOSA operators      |
-| MovementBuilder    | layout and movement          |
-| ScalingBuilder     | scales and dtypes            |
-| OperandBuilder     | conversion of operands       |
-| LookupBuilder      | functions of integer values  |
-| ConvolutionBuilder | convolutions                 |
+Its base classes each cover one subject: verified operators, layout and movement, scales, operands, tables and convolutions.
 """
 
 from __future__ import annotations

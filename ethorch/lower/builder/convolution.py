@@ -10,7 +10,7 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """A builder of convolutions, which also compute products with constant matrices and sums over windows."""
+    """A builder of convolutions, also for products with constant matrices and sums over windows."""
 
     def conv2d(
         self,
@@ -24,9 +24,7 @@ class ConvolutionBuilder(LookupBuilder):
     ) -> Value:
         """Return acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C].
 
-        Args:
-            bias: Default: 0.
-            window: Default: stride 1 without padding.
+        The default bias is 0. The default window has stride 1 and no padding.
         """
         return self._convolve("CONV2D", value, weight, bias, weight.shape[0], weight.shape[1:3], window, input_zp, weight_zp)
 

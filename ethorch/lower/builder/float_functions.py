@@ -1,7 +1,6 @@
 """Float functions without a TOSA operator, accurate to a few ulp in FP32.
 
-The polynomials are from Cephes (asinf, atanf; public domain) and from M. Giles, "Approximating the erfinv function" (2010),
-single-precision table.
+The polynomials are from Cephes (asinf, atanf; public domain) and M. Giles, "Approximating the erfinv function" (2010).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Return the inverse tangent, with the argument reduced to tan(pi / 8)."""
+    """Return the inverse tangent. Arguments are reduced to at most tan(pi / 8)."""
     y = x.abs()
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
@@ -97,7 +96,7 @@ def acos(x: FloatTensor) -> FloatTensor:
 
 
 def sinh(x: FloatTensor) -> FloatTensor:
-    """Return (e + e / (e + 1)) / 2 with the sign of x, where e = exp(|x|) - 1. This formula avoids cancellation."""
+    """Return (e + e / (e + 1)) / 2 with the sign of x, where e = exp(|x|) - 1, which avoids cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
     return ((e + finite / (finite + 1)) * 0.5).copy_sign(x)
@@ -123,7 +122,7 @@ def atanh(x: FloatTensor) -> FloatTensor:
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Return the inverse error function. The clamp to 30 affects only the poles, because w is at most 17 elsewhere."""
+    """Return the inverse error function. The clamp of ``w`` affects only the poles, because finite ``w`` are at most 17."""
     w = -((1 - x) * (x + 1)).log()
     w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)

@@ -183,7 +183,7 @@ class FloatTensor:
         return (self > 0).then(1, (self < 0).then(-1, 0))
 
     def copy_sign(self, sign: FloatTensor) -> FloatTensor:
-        """Negate the tensor if ``sign`` is negative."""
+        """Negate each element whose ``sign`` is negative."""
         return (sign < 0).then(-self, self)
 
     def expm1(self) -> FloatTensor:

@@ -1,7 +1,7 @@
 """Approximation of int16 functions by TABLEs.
 
 An int16 TABLE (TOSA 1.0) reads entry (value + 32768) >> 7 of 513 and interpolates with the low 7 bits. Finer TABLEs refine
-steep, curved or jumping sections. They have entries for every 64, 32, ... or single values of a window, and are constant
+steep, curved or jumping sections. A finer TABLE has an entry for every 64, 32, ... or 1 values of a window, and is constant
 outside the window. Entries minimize the interpolation error, unless the function must be exact.
 """
 
@@ -50,7 +50,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the entry for each input value, and the distance from that entry in 1/128 of an interval."""
+        """Return the entry for each input value, and the distance from it in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
@@ -74,7 +74,7 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
         far: Maximum error in output steps.
-        exact: Whether every result must be exact, including jumps. The list is empty if more than ``MOST`` TABLEs are needed.
+        exact: Whether every result must be exact, including jumps. If so, the list is empty if ``MOST`` TABLEs are not enough.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

@@ -26,8 +26,8 @@ class LookupBuilder(OperandBuilder):
         RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
-        If the output is wider than ``x``, the lookup is exact, at the grid of a 16-bit table. If the output is narrower, the result
-        is looked up with 1/128 of the output scale and rounded.
+        If only ``x`` is int8, each value selects an entry of an int16 TABLE exactly. If only the output is int8, the TABLEs have
+        1/128 of the output scale, and their sum is rounded.
         """
         source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
@@ -78,8 +78,8 @@ class LookupBuilder(OperandBuilder):
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
-        If EXT-INT16 is not supported, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry, for each
-        half of the entries.
+        If the target lacks EXT-INT16, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry. Separate
+        TABLEs contain each half of the entries.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
@@ -135,7 +135,7 @@ def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
 
 
 def fill_nan(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Replace each NaN by the nearest valid entry."""
+    """Replace each NaN with the nearest valid entry."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)

@@ -19,7 +19,7 @@ class MovementBuilder(Emitter):
     Args:
         limits: Limits of the target for each operator.
         tuning: Preferred choices between equivalent operators.
-        target: Name of the target, used in refusals.
+        target: Name of the target, for refusals.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, tuning: Tuning = UNTUNED, target: str = ""):

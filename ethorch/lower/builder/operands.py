@@ -87,10 +87,10 @@ class OperandBuilder(ScalingBuilder):
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
+        """Convert a constant to integers of ``dtype``, or to booleans. Return a tensor unchanged.
 
         Raises:
-            Unsupported: ``integer.constant``, if the constant has a fraction or exceeds 32 bits.
+            Unsupported: ``integer.constant``, if the constant is not integral or exceeds 32 bits.
         """
         if isinstance(x, QTensor):
             return x

@@ -57,7 +57,7 @@ class ScalingBuilder(MovementBuilder):
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
-            remedy = "Calibrate with representative inputs, because the observed ranges are close to 0 or to infinity."
+            remedy = "Calibrate with representative inputs, because the observed ranges are extremely small or large."
             raise self.refuse("requantize.scale", f"cannot requantize: {error}", remedy) from None
         return self.emit(
             "RESCALE",

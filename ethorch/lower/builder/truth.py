@@ -46,7 +46,7 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and align them.
 
-    The conversion of equal scales, constants and integers is exact. For different scales, the unit is 2**19 (int8) or 2**14
+    The conversion is exact for equal scales, constants and integers. For different scales, the unit is 2**19 (int8) or 2**14
     (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]

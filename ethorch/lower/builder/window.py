@@ -14,7 +14,7 @@ class Window:
     """The input elements that each result reads: along an axis, result i reads i * stride - before + k * dilation for k < kernel.
 
     ``before`` and ``after`` count the padding at the start and end. A negative ``after`` counts elements at the end that no window
-    reads. Every attribute has one entry for each axis.
+    reads. Attributes have one entry for each axis.
     """
 
     kernel: tuple[int, ...]

@@ -26,7 +26,7 @@ class AtenBuilder:
     """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts an operator before ``node``.
 
     Args:
-        model: Graph module of ``node``, in which constants are registered.
+        model: Graph module in which constants are registered.
         node: Composite operator with a fake value. New nodes inherit its source location.
         limits: Limits of the target for each TOSA operator. Default: the limits of TOSA.
         calibrated: Whether the new nodes are calibrated later, which requires finite values.
@@ -135,8 +135,7 @@ class AtenBuilder:
     ) -> Any:
         """Trace ``function(*args)`` and insert the traced nodes, or return None if ``where`` rejects the traced graph.
 
-        Args:
-            table: Additional decompositions.
+        ``table`` contains additional decompositions.
         """
         with self.fake_mode():
             traced = make_fx(function, decomposition_table=dict(table or {}))(*map(value_of, args))

@@ -27,8 +27,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
-    A result whose value or shape is read from constants becomes a constant of the trace. A constant that is overwritten with an
-    unknown value becomes unknown.
+    A result whose value or shape is read from constants becomes a constant of the trace. A constant becomes unknown when it is
+    overwritten with an unknown value.
 
     Args:
         module: The traced module.

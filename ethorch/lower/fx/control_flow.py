@@ -22,7 +22,6 @@ class Subgraph:
     Attributes:
         role: Identifier, e.g. ``then``.
         description: Text for messages, e.g. ``the true branch``.
-        attribute: The get_attr node of the subgraph.
     """
 
     node: Node

@@ -38,9 +38,6 @@ def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None
 def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
     """Check that each float tensor is float32, the only float dtype that can be quantized.
 
-    Args:
-        dtypes: Name and dtype of each tensor.
-
     Raises:
         QuantizationError: ``quantize.dtype``.
     """
@@ -72,11 +69,7 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Check that at least one output has elements.
-
-    Raises:
-        QuantizationError: ``quantize.empty``.
-    """
+    """Check that at least one output has elements. Raise QuantizationError (``quantize.empty``) otherwise."""
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):

@@ -13,12 +13,10 @@ Shape = Sequence[int]
 
 
 def macs_of_graph(module: GraphModule) -> int:
-    """Count the multiply-accumulates of one call in convolutions, linear layers and matrix products.
+    """Count the multiply-accumulates of one call in convolutions, linear layers and matrix products of an exported graph.
 
-    Both branches of a condition and one iteration of a loop are counted.
-
-    Args:
-        module: Exported graph. A node without ``meta["val"]`` has the shape of its tensor or of its first input.
+    Both branches of a condition and one iteration of a loop are counted. If a node has no ``meta["val"]``, the shape of its tensor
+    or of its first input is used.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")

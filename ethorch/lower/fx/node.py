@@ -58,7 +58,7 @@ def overload_of(target: Any) -> Any:
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return the ATen operator of a node, and the keyword arguments without the memory format."""
+    """Return the ATen operator of a node, and the keyword arguments except the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -280,9 +280,7 @@ def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
 class Converted:
     """A graph returned by ``convert_pt2e``, used in place of an ExportedProgram.
 
-    Attributes:
-        graph_module: The graph with its parameters and buffers.
-        mutable: Names of buffers that are not constant although the graph does not write to them.
+    ``mutable`` names the buffers that are not constant although the graph does not write to them.
     """
 
     graph_module: GraphModule

@@ -15,11 +15,7 @@ MOST_STEPS = 4096
 
 
 def refuse_long_sequence(steps: int) -> None:
-    """Check the number of steps of a sequence.
-
-    Raises:
-        QuantizationError: ``recurrent.steps``, if ``steps`` exceeds ``MOST_STEPS``.
-    """
+    """Raise QuantizationError (``recurrent.steps``) if a sequence has more than ``MOST_STEPS`` steps."""
     if steps > MOST_STEPS:
         raise QuantizationError(
             "recurrent.steps",

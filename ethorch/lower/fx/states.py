@@ -21,7 +21,7 @@ _PER_TENSOR = ("quantized_decomposed.quantize_per_tensor.default", "quantized_de
 #: Reasons why a mutable buffer remains float.
 WRITTEN_AS_FLOAT = Reason(
     "state.written_as_float",
-    "the value written to the buffer is a float that the NPU does not compute",
+    "the value written to the buffer is a float tensor that the NPU does not compute",
     "Quantize the module that computes the written value.",
 )
 SEVERAL_WRITES = Reason(
@@ -138,7 +138,7 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 def with_reads_first(module: GraphModule) -> GraphModule:
     """Insert a clone before each write that copies the previous value of one buffer to another buffer.
 
-    Otherwise, ExecuTorch can copy an overwritten value.
+    Otherwise, ExecuTorch can overwrite the value before it copies the value.
     """
     late = _find_copies(module.graph)
     if not late:

@@ -58,9 +58,9 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
     bound16=3,
 )
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
-    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, for each occurrence of an index.
+    """x[index[k]] += alpha * source[k] along ``dim``. Repeated indices accumulate.
 
-    The error bound for int16 includes the rounding of the product.
+    The error bound for int16 includes the rounding of a matrix product.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)

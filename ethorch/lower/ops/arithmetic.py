@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
 
-    Operands with equal scales are added exactly. Other operands are scaled so finely that only the last rounding matters. Int32
-    activations are divided by 4, because the sum of two rounded halves can overflow.
+    Operands with equal scales are added exactly. Other operands are scaled so finely that only the final rounding affects the
+    result. Int32 activations are divided by 4, because the sum of two rounded halves can overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:

@@ -33,7 +33,7 @@ def check_integers(x: Any, *rest: Any) -> Reason | None:
             return Reason(
                 "integer.operand",
                 "expected integers or truth values, got a quantized operand",
-                "Convert the operand to int32 or compare it in the model, because the bits of a quantized value have no meaning.",
+                "Convert the operand to int32 in the model, or use a comparison; the bits of quantized values depend on the scale.",
             )
     return None
 

@@ -96,7 +96,7 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     if not x.is_integer:
         number = match_thresholds(b, x, torch.trunc, truncate, 1.0)
         if number is None:
-            text = "expected int8 activations, got int16 activations with integers that thresholds cannot separate"
+            text = "the scale of the int16 activations does not permit an exact conversion to integers; expected int8 activations"
             raise b.refuse("to.int16", text, "Quantize the operator's module to int8.")
         return QTensor(number, x.dims, None)
     if dtype in FLOATS:  # unquantized floats are integers with scale 1

@@ -68,7 +68,7 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Convolve with a stride above 3 by space-to-depth, because Vela would emit a convolution for each pixel."""
+    """Convolve with a stride above 3 by space-to-depth. Otherwise, Vela would emit a convolution for each pixel."""
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]
     counts = [size + block - 1 for size, block in zip(out.shape[2:], blocks, strict=True)]

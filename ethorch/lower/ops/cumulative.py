@@ -31,8 +31,8 @@ _PART = 256
 def _too_long(b: Builder, extent: int) -> Unsupported:
     text = f"expected a running sum over at most {_LONGEST_TRIANGLE} elements of more than 8 bits, got {extent}"
     remedy = (
-        "Quantize the operator's module to int8, or split the dim into two dims, sum along the last dim, and add the running sums "
-        "of the totals."
+        "Quantize the operator's module to int8, or split the dim into two dims, compute running sums along the last dim, and "
+        "add the running sums of the totals."
     )
     return b.refuse("cumsum.extent", text, remedy)
 
@@ -132,7 +132,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``. Decomposed into a chain of products, or a product per doubling above 16 factors."""
+    """out[i] = x[0] * ... * x[i] along ``dim``. Decomposed into a chain of products, or into a parallel scan above 16 factors."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)
@@ -140,7 +140,7 @@ def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
 
 @composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
 def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``. Decomposed into a logaddexp per doubling."""
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``. Decomposed into a parallel scan of logaddexp operators."""
     return _scan(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
 
 

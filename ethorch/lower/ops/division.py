@@ -54,7 +54,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     - int8, |y| up to 8 times its smallest nonzero value: the reciprocal has 15 bits.
     - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
     - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
-      is replaced by the smallest divisor.
+      is replaced with the smallest divisor.
 
     A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """

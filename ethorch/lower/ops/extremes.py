@@ -100,7 +100,6 @@ def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
-    """Return int32[shape], the first index of the extreme value along ``dim``, or over all dims if ``dim`` is not set."""
     # ARGMAX runs along the channels of one feature map, as the U55 requires. INT32 values are compared with the extreme value
     # instead, as are INT16 values and more than 127 channels on the U55.
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
@@ -125,7 +124,6 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
 
 
 def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
-    """Return int32[N], the first index of the extreme value in each row of INT32[N, K]."""
     # An element that equals the extreme value has the score K - index. Differences to the extreme value must be below 2**31.
     extent = rows.shape[1]
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))

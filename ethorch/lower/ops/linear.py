@@ -135,7 +135,6 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
 
 
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
-    """Return x and the weight with the contracted dim in the memory order of x."""
     # Reordering the weight is free, but moving x (e.g. after a flatten) is not.
     axes = x.dims[-1]
     in_memory = tuple(sorted(axes))

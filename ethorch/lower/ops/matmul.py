@@ -13,10 +13,11 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FP32, FloatTensor
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.quant_rules import EACH_INPUT
+from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.lower.ops.samples import I8, Sample, W
 from ethorch.lower.ops.spec import composite, op
 from ethorch.support.errors import Reason
+from ethorch.targets.tuning import Tuning
 from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
@@ -26,17 +27,14 @@ _LONGEST_TURNED = 256
 
 
 def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
-    """Return factor * x[n] @ y[n], rounded once."""
     # - Few rows, if the NPU processes columns one by one or y is stored as y[n].T (e.g. cached keys): the transpose of
     #   y[n].T @ x[n].T is computed.
     # - int8, or an NPU that multiplies int16: one MATMUL is exact in int32 (int48 for int16).
     # - int16 on other NPUs: the four products of ``_halves`` are added in int32.
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
     rows, columns = x.shape[1], y.shape[2]
-    fewest = b.tuning.fewest_columns_turned
-    many = fewest is not None and columns >= max(fewest, 16 * rows)
     stored = b.tuning.turns_stored_transposes and y.dims[2][:1] < y.dims[1][:1]
-    if many or (stored and columns >= 16 * rows and x.shape[2] <= _LONGEST_TURNED):
+    if has_many_columns(b.tuning, rows, columns) or (stored and columns >= 16 * rows and x.shape[2] <= _LONGEST_TURNED):
         turned = _multiply(b, _transpose(y), _transpose(x), factor, out)
         return _transpose(turned)
     row = b.limits.get("MATMUL")
@@ -54,6 +52,12 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
     high, between, low = (b.rescale(acc, weight * step / unit, dtype="INT32") for acc, weight in parts)
     total = b.emit("ADD", b.emit("ADD", low, between), high)
     return QTensor(b.requantize(total, unit, out), dims, out)
+
+
+def has_many_columns(tuning: Tuning, rows: int, columns: int) -> bool:
+    """Return True if a product is computed transposed, because the NPU processes columns one by one."""
+    fewest = tuning.fewest_columns_turned
+    return fewest is not None and columns >= max(fewest, 16 * rows)
 
 
 def _transpose(x: QTensor) -> QTensor:
@@ -82,7 +86,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
 
 @op(
     "aten.bmm.default",
-    quant=EACH_INPUT,
+    quant=QuantRule(factors=(0, 1)),
     check=check_bmm,
     samples=[
         Sample(I8(2, 5, 16), I8(2, 16, 7, low=-1.0, high=2.0)),
@@ -182,14 +186,14 @@ def baddbmm_of_floats(
 
 @op(
     "aten.baddbmm.default",
-    quant=EACH_INPUT,
+    quant=QuantRule(factors=(1, 2)),
     check=check_baddbmm,
     decompose=decompose_baddbmm,
     floats=baddbmm_of_floats,
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y for alpha > 0, at the cost of a bmm. TOSA MATMUL. With a bias, it is decomposed into bmm, mul and add."""
+    """out = alpha * x @ y for alpha > 0, at the cost of a bmm. TOSA MATMUL. A bias causes a decomposition into bmm, mul and add."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 

@@ -41,6 +41,7 @@ class QuantRule:
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
         domain: (minimum, maximum) of the first input for which the operator is defined.
+        factors: Positions of the operands of a matrix product.
     """
 
     inputs: bool = True
@@ -53,6 +54,7 @@ class QuantRule:
     fixed_range: tuple[float, float] | None = None
     is_threshold: bool = False
     domain: tuple[float, float] | None = None
+    factors: tuple[int, int] | None = None
 
     @property
     def fusable(self) -> bool:

@@ -1,7 +1,7 @@
 """Recurrent layers, decomposed into linear layers and gates.
 
-One product multiplies the inputs of all steps, because each product reads the weights. The gates of a GRU are separate
-products, because a common range costs 1 dB.
+One product multiplies the inputs of all steps, so that the weights are read once. The gates of a GRU are separate products,
+because a common range costs 1 dB.
 """
 
 from __future__ import annotations

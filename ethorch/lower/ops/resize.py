@@ -171,7 +171,6 @@ _MOST_WEIGHTS = 2**26
 
 
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
-    """Interpolate along one dim by a product with a constant [size, extent] matrix."""
     # The step of the matrix is 1 / the common denominator of the positions if int8 represents that step, and 1/127 otherwise. For
     # int16 with a step of 1/127, a second product adds the remainders.
     extent = x.shape[dim]

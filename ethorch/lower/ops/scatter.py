@@ -111,7 +111,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if accumulate:
         return Reason(
             "index_put.accumulate",
-            "accumulate=True requires float values and integer indices of adjacent dims, at a limited number of positions",
+            "accumulate=True requires float values and integer indices of adjacent dims, and a limited number of positions",
             "Quantize the model with EthosUQuantizer, which decomposes most uses of accumulate=True.",
         )
     if len(present) != 1 or not isinstance(present[0], (QTensor, np.ndarray)):

@@ -14,13 +14,8 @@ A lowering of floats (``OpSpec.floats``) reads floats, plain integers and consta
 None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` reads floats.
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
-``python -m tests.helpers.ladder NAME [--int16]`` prints them. The docstring must justify a bound above 1. Possible reasons:
-
-- PyTorch can round a half in the other direction, which requires 1 for a single rounding.
-- A composite rounds several times. For int8, 1 is usually enough; for int16, the bound is about the number of consecutive
-  operators, or more if an operator is steep.
-- An int16 table is interpolated between 513 entries.
-- A function that jumps can require the height of a jump if its input was rounded.
+``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires 1, because PyTorch can round a half in
+the other direction. The docstring must justify a larger bound, e.g. by several roundings, interpolation or jumps.
 """
 
 from __future__ import annotations

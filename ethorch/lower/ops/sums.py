@@ -74,11 +74,11 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
     """Return factor * mean of x over ``dims``, by the first method that applies. Reduced dims have size 1.
 
-    - ``_average_sums``: for an int8 map of up to 256 x 256 to another scale, if the map is large, or if the target prefers
-      AVG_POOL2D and the scale is finer.
-    - AVG_POOL2D and RESCALE, which round twice: for any other int8 map on such a target.
-    - AVG_POOL2D: for a map to the scale of x.
-    - ``sum_over``, which rounds once: for all other tensors.
+    - ``_average_sums``: an int8 map of up to 256 x 256, if the scale of the result differs from that of x. The map must also be
+      large, or the target must prefer AVG_POOL2D and the result must have the finer scale.
+    - AVG_POOL2D: a map, if the result has the scale of x.
+    - AVG_POOL2D and RESCALE, which round twice: an int8 map, if the target prefers AVG_POOL2D.
+    - ``sum_over``, which rounds once: all other tensors.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0

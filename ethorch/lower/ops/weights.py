@@ -98,7 +98,6 @@ class Filters:
         return filters.requantize(b, filters.depthwise(b, value, window), out)
 
     def _repeat_channels(self, b: Builder, value: Value, count: int) -> Value:
-        """Repeat each channel of an NHWC value ``count`` times, by 1x1 convolutions of ``_SECTION`` channels each."""
         parts = []
         for first in range(0, value.shape[3], _SECTION):
             channels = min(_SECTION, value.shape[3] - first)

@@ -4,7 +4,7 @@
 - Averages of disjoint squares also require a TRANSPOSE of the windows' rows.
 - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
 
-The last two methods are slower on the NPU, but Vela's compile time is quadratic in the number of results (a minute for 15,000).
+The last two methods are slower on the NPU, but avoid a compile time that is quadratic in the number of results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fold adjacent elements of a strided convolution with few input channels into channels.
+"""Fold adjacent elements of a strided convolution with few input channels into channels, to use more multipliers.
 
-The three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of six
-channels, and a kernel of 7 columns becomes a kernel of 4 columns.
+With stride 2, two columns of three channels become one column of six channels, and a kernel of 7 columns becomes a kernel of 4
+columns.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def copy_value(at: Place, value: Value) -> Value:
 
 
 def copy_broadcast_constants(r: Rewriter) -> None:
-    """Copy broadcast constants, so that flash is read only once."""
+    """Copy broadcast constants, so that each is read from flash only once."""
     for op in r.select(*ELEMENTWISE):
         for value in op.operands:
             rescale = r.producer(value, "RESCALE", sole=True)
@@ -42,7 +42,7 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 def copy_outputs(graph: Graph) -> Graph:
     """Return a copy of the graph in which each output that an operator also reads is copied.
 
-    Otherwise, Vela can combine the layouts of such outputs and lose an output. See ``vela.undone-transpose-output``.
+    Otherwise, Vela can lose such an output. See ``vela.undone-transpose-output``.
     """
     r = Rewriter(copy.deepcopy(graph))
     for op in r:

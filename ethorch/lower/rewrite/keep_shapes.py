@@ -1,7 +1,7 @@
 """Propagate the shape of a convolution to the elementwise operators that read its result.
 
-A RESHAPE is free unless its operand is also read in the original shape. Vela copies such an operand, e.g. the sum [64, 128] of
-a residual connection that a convolution reads as [1, 1, 64, 128].
+A RESHAPE is free unless its operand is also read in the original shape. Vela copies such an operand, e.g. the sum of a residual
+connection.
 """
 
 from __future__ import annotations

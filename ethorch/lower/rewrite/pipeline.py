@@ -176,10 +176,9 @@ PIPELINE: tuple[Step | Repeat, ...] = (
 
 
 def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
-    """Run ``PIPELINE`` on ``graph`` and its regions, innermost first, and verify the graph.
+    """Run ``PIPELINE`` in place on ``graph`` and its regions, innermost first, and verify the graph.
 
     Args:
-        graph: Graph. It is changed in place.
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
         dump: Called with the name and graph of each step that changed the graph. See :func:`dump_to`.
     """

@@ -1,8 +1,8 @@
 """Convert NCHW inputs to NHWC by a convolution that reads the planes as bricks.
 
 C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A
-1x1 convolution that permutes the channels writes NHWC, with 16 * C multiply-adds per element. TOSA cannot express memory layouts,
-so ``ethorch.vela.planes`` sets the strides in the commands.
+1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory layouts, so ``ethorch.vela.planes`` sets the
+strides in the commands.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum size in bytes of a converted input and the largest of the tensors computed from it first."""
+    """Return the largest sum, in bytes, of a converted input and the largest tensor computed from it, ignoring data movement."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)

@@ -13,9 +13,9 @@ from ethorch.tosa.ir import Op
 
 
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
-    """Replace separate RESCALEs from INT8 to INT8 by a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
+    """Replace separate RESCALEs from INT8 to INT8 with a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    A RESCALE with an axis longer than the NPU supports is not replaced, because Vela converts it to a pool without this limit.
+    A RESCALE with an axis longer than the NPU supports is not replaced. Vela converts it to a pool, which has no such limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

@@ -81,10 +81,9 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value`` if its name is in ``names``, or None. Empty ``names`` match all.
+        """Return the operator that computes ``value`` if its name is in ``names``, or None. Empty ``names`` match all operators.
 
-        Args:
-            sole: Whether ``value`` must have only one use, as an operand or graph output.
+        If ``sole`` is True, ``value`` must have only one use, as an operand or graph output.
         """
         op = self._producers.get(value)
         fits = op is not None and (not names or op.name in names) and (not sole or self.uses(value) == 1)

@@ -1,7 +1,7 @@
 """Select rearranged channels by the weights of the convolutions that read them.
 
 A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, and moves each byte several
-times. A 1x1 convolution that reads the original channels, with zero weights for unused channels, is as fast as before.
+times. A 1x1 convolution can read the original channels instead, with zero weights for unused channels.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ class _Channels:
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Change convolutions and RESCALEs of rearranged channels to read the original channels, if estimated to be faster.
+    """Change convolutions and RESCALEs of rearranged channels to read the original channels, if this is estimated to be faster.
 
-    Args:
-        most: Maximum number of channels that a convolution reads to copy some of them.
+    ``most`` is the maximum number of input channels of a convolution that selects channels.
     """
     if any(True for _ in r.select("CONCAT")):
         selection = _Selection(r, most)

@@ -27,7 +27,7 @@ _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
-    """Split TRANSPOSEs of three or more axes if estimated to be faster.
+    """Split TRANSPOSEs of three or more axes if this is estimated to be faster.
 
     A TRANSPOSE whose extents Vela does not support is always split, if necessary into sections that are concatenated.
     """
@@ -51,7 +51,6 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
 
 
 def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
-    """Return True if Vela 5.2 supports the TRANSPOSE on U55 and U65."""
     # Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis around which other axes
     # are exchanged counts four times. For four or more axes, the limit applies to the product of the two longest axes.
     axes, each = tuple(perm), _PLACES.get(dtype, 1)

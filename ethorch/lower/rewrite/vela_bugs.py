@@ -1,8 +1,8 @@
 """Known bugs of Vela, and the rewrites that avoid them.
 
 tests/lower/rewrite/vela_bug_graphs.py contains small graphs for each row. Their results must be correct with the row and (in the
-long tests) wrong without it. Remove a row when no supported version of Vela needs it. Other code that avoids a bug names the id of
-the row.
+long tests) wrong without it. Remove rows that no supported version of Vela needs. Other code that avoids a bug names the row's
+id.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class VelaBug:
         instead: Rewrite of each matching operator, or a description if other code avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.
         which: Predicate that the operator must satisfy.
-        of: Operators of which one must compute the first operand.
+        of: TOSA operators, one of which must compute the first operand.
         reads: Same as ``of``, ignoring RESHAPEs in between.
         placement: ``anyhow`` if a CONCAT or PAD must read the result, ``reshaped`` if it must do so after a RESHAPE, or empty.
         families: NPU families on which a test graph reproduces the bug.
-        assumed: NPU families on which the bug is avoided without a test graph.
+        assumed: NPU families on which the bug is avoided although no test graph reproduces it.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
     """
 

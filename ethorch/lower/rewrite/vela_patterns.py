@@ -157,7 +157,7 @@ def is_widely_padded(r: Rewriter, op: Op) -> bool:
 
 
 def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
-    """Return True if the feature map is enlarged by more than 2, and a CONCAT or PAD makes it part of a batch."""
+    """Return True if the feature map is enlarged by a factor above 2, and a CONCAT or PAD makes it part of a batch."""
     numerator, denominator = op.attrs["scale"][:2]
     places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
     in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
@@ -211,7 +211,7 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """Return True if a SLICE reads a separate RESCALE, and the RESCALE or the SLICE has several readers."""
+    """Return True if a SLICE reads the unfused RESCALE ``op``, and one of both has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
@@ -314,7 +314,7 @@ def is_of_shifted(r: Rewriter, op: Op) -> bool:
 
 
 def takes_rescales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. Elementwise, all must be from INT8 or INT16."""
+    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. An elementwise ``op`` requires all INT8 or all INT16 sources."""
     wide = [r.producer(value, "RESCALE") for value in op.operands]
     dtypes = {before.operands[0].dtype if before else "" for before in wide}
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
@@ -323,8 +323,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses two equal 15-bit integers. Other scales are
-    fused if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Vela fuses scales of 1. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses equal integer scales below 2**15. It fuses
+    different scales if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False
@@ -374,7 +374,7 @@ def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
 
 
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
-    """Return True if a RESHAPE with several readers reads a RESCALE that Vela does not fuse with its producer."""
+    """Return True if a RESHAPE with several readers reads a RESCALE that Vela does not fuse with the operator before it."""
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
         return False
@@ -401,7 +401,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a SLICE that is reshaped to another last axis, and one last axis is not a multiple of 16."""
+    """Return True if the operand is a SLICE that is reshaped to another last axis, and either last axis is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -503,7 +503,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE Vela undoes by a TRANSPOSE for a MATMUL or REDUCE_SUM, or None."""
+    """Return the shared SLICE read by a TRANSPOSE that Vela undoes with its own for a MATMUL or REDUCE_SUM, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -536,7 +536,7 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if the last axis is reduced, and is that of a sum along rows or preceded an axis of extent 1 before RESHAPEs."""
+    """Return True if the operator runs along the last axis of a sum along rows, or of a value reshaped from [..., extent, 1]."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False

@@ -48,12 +48,12 @@ def clamp_operand(r: Rewriter, op: Op) -> None:
 
 
 def copy_instead(r: Rewriter, op: Op) -> None:
-    """Replace the operator by a copy that Vela does not remove."""
+    """Replace the operator with a copy that Vela does not remove."""
     r.replace(op, copy_value(r.before(op), op.operands[0]))
 
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
-    """Replace the dilation by zero weights between the original weights."""
+    """Replace the dilation with zero weights between the original weights."""
     weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
@@ -163,7 +163,7 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand that other operators read in another shape, because RESHAPEs share its memory."""
+    """Copy each operand that other operators read in another shape, because RESHAPEs of it share memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copy_value)
@@ -256,7 +256,7 @@ def gather_in_parts(r: Rewriter, op: Op) -> None:
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the SCATTER into parts whose rows fit one transfer, each of which updates the previous result or other batches."""
+    """Split the SCATTER into parts whose rows fit one transfer. Each part of a batch updates the result of the previous part."""
     at, (values, indices, rows) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):

@@ -31,8 +31,8 @@ def graphs(path: str | os.PathLike[str]) -> list[Data]:
     """Return the graphs of a program.
 
     Args:
-        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs require that the
-            folder of ``model.pte`` also contains the folder ``delegates``.
+        path: A ``.pte``, or a folder written by ``Program.save``. If a ``.pte`` is not in such a folder, operators, source lines,
+            cycles and TOSA graphs are omitted.
 
     Raises:
         EthorchError: The file does not exist or is not a program.
@@ -116,7 +116,7 @@ def _metadata(shape: str) -> list[Data]:
 
 
 def node_data(program: Program) -> Data:
-    """Return Model Explorer's node data for ``program_graph``: the cycles and the bytes of each node."""
+    """Return the cycles and the bytes of each node of ``program_graph``, as Model Explorer's node data."""
     layers = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
     graph = program_graph(program)["id"]
     cycles = {str(layer.index): {"value": layer.cycles} for layer in layers if layer.cycles is not None}

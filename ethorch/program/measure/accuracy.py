@@ -14,7 +14,7 @@ def accuracy(record: Record) -> Accuracy | None:
     if "accuracy" not in record.measured:
         if record.model is None or record.model.quantized:
             return None
-        # 1 second of torch, which a loaded program does not require
+        # importing torch takes 1 second, and a loaded program does not require it
         from ethorch.program.measure.sample_accuracy import accuracy_in_sessions, accuracy_of_samples
 
         record.measured["accuracy"] = accuracy_in_sessions(record) if len(record.methods) > 1 else accuracy_of_samples(record)

@@ -62,7 +62,7 @@ def least_ram(shapes: Iterable[Sequence[int]]) -> int:
 
 
 def is_ram_possible(record: Record) -> bool:
-    """Return True unless the RAM limit is lower than ``least_ram``, so that no settings can meet the limit."""
+    """Return True if no RAM limit is set, or the limit is at least ``least_ram``."""
     limit = None if record.settings is None else record.settings.ram_limit
     return limit is None or limit >= least_ram(info.shape for info in record.inputs)
 

@@ -19,7 +19,7 @@ def find_comparison(record: Record) -> Comparison | None:
 
 
 def example_comparison(record: Record) -> Comparison:
-    """Return the comparison on the example inputs. The result is cached. The record must have a model.
+    """Return the comparison on the example inputs. The result is cached.
 
     Raises:
         EthorchError: The float model is unknown.
@@ -36,7 +36,7 @@ def example_comparison(record: Record) -> Comparison:
 
 
 def comparisons_to_save(record: Record) -> dict[str, Comparison]:
-    """Return the comparison of each method. An omitted comparison has no samples, and ``missing`` contains the reason."""
+    """Return the comparison of each method. If a comparison is omitted, it has no samples, and ``missing`` contains the reason."""
     comparisons: dict[str, Comparison] = {}
     macs = operators = 0
     for name in record.methods:

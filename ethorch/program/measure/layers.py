@@ -23,15 +23,10 @@ from ethorch.support.metrics import Ratio
 
 @dataclass
 class _Layer:
-    """The figures of one operator, summed over samples.
+    """The figures of one operator, summed over samples."""
 
-    Attributes:
-        node: Node that quantizes the operator's result, or ``source`` if the result is an integer tensor.
-        source: Node that computes the result.
-    """
-
-    node: Node
-    source: Node
+    node: Node  # node that quantizes the operator's result, or ``source`` if the result is an integer tensor
+    source: Node  # node that computes the result
     q: QParams | None
     float_fake: Ratio = field(default_factory=Ratio)
     fake_npu: Ratio = field(default_factory=Ratio)
@@ -49,13 +44,7 @@ class _Layer:
         return codes if self.q is None else (codes.double() - self.q.zp) * self.q.step
 
     def add_codes(self, before: Any, fake: Tensor, npu: Tensor) -> None:
-        """Add the results of one sample.
-
-        Args:
-            before: Float result in the fake-quantized model, before quantization.
-            fake: Integer values after quantization of ``before``.
-            npu: Integer values computed on the NPU.
-        """
+        """Add the results of one sample: the float result before quantization, and the integer values from PyTorch and the NPU."""
         if self.q is not None and npu.numel():
             codes = torch.round(before.double() / self.q.step) + self.q.zp
             self.clipped += int(((codes < self.q.qmin) | (codes > self.q.qmax)).sum())
@@ -78,7 +67,7 @@ class CompareLayers:
         quantized: Model returned by ``convert_pt2e``.
         prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``,
             float figures are omitted.
-        on_npu: The graph of ``quantized`` with operators executed like in the program.
+        on_npu: Executor that runs ``quantized`` like the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -110,12 +99,10 @@ class CompareLayers:
         """Run a sample and add its results.
 
         Args:
-            inputs: Flattened inputs of the sample.
-            recorded: Bytes that a run of the program passed to the delegates.
+            recorded: Bytes that a run of the program passed to the delegates, by node name.
 
         Returns:
-            The flattened outputs of the quantized model, or None if the model writes to buffers, because this method discards the
-            writes.
+            The flattened outputs of the quantized model, or None if the model writes to buffers, because the writes are discarded.
         """
         fake: dict[str, tuple[Any, Tensor]] = {}  # operand and integer values of each quantize node
 
@@ -156,7 +143,6 @@ class CompareLayers:
         return floats
 
     def _add_own_noise(self, inputs: Sequence[Any], floats: Mapping[str, Tensor]) -> None:
-        """Run each operator of the quantized graph with the float model's operands."""
         if not floats:
             return
 
@@ -249,12 +235,10 @@ def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
 
 
 class _Runner(Interpreter):
-    """An interpreter that skips observers, copies buffers and calls hooks.
+    """An interpreter that skips observers, copies buffers and calls hooks."""
 
-    Args:
-        on_result: Called with each node, its operands and its result.
-        replace: Called with each operator. If the result is not None, it replaces the operator's result.
-    """
+    # on_result: Called with each node, its operands and its result.
+    # replace: Called with each operator. If the result is not None, it replaces the operator's result.
 
     def __init__(
         self,

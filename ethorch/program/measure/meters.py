@@ -145,7 +145,6 @@ class Updated:
 
 
 def _figures(metrics: Any, name: str) -> dict[str, float]:
-    """Convert a number or a dict of numbers to figures, omitting tensors with several elements."""
     pairs = metrics.items() if isinstance(metrics, Mapping) else [(name, metrics)]
     return {str(key): float(x) for key, x in pairs if not isinstance(x, torch.Tensor) or x.numel() == 1}
 
@@ -158,6 +157,6 @@ def mean_average_precision() -> Any:
     """
     backend = next((name for name in _COCO if importlib.util.find_spec(name)), None)
     if backend is None or importlib.util.find_spec("torchmetrics") is None:
-        raise EthorchError('metric="map" requires torchmetrics and faster-coco-eval. Use pip install "ethorch[metrics]".')
+        raise EthorchError('metric="map" requires torchmetrics and faster-coco-eval. Run pip install "ethorch[metrics]".')
     torchvision_models()  # check that torchvision, which torchmetrics imports, is installed
     return importlib.import_module("torchmetrics.detection").MeanAveragePrecision(backend=backend)

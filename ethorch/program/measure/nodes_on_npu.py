@@ -46,7 +46,7 @@ _ON_CPU = Reason(
 
 
 def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]) -> NodesOnNpu | Reason:
-    """Return an executor for a graph returned by ``convert_pt2e``, or the reason why its nodes cannot be run separately."""
+    """Return an executor for a graph from ``convert_pt2e``, or the reason why its nodes cannot be run separately."""
     module = GraphModule(quantized, copy.deepcopy(quantized.graph))
     return set_values(module) or NodesOnNpu(module, spec, delegated)
 
@@ -56,7 +56,6 @@ class NodesOnNpu:
 
     Args:
         module: Graph returned by ``convert_pt2e``, with ``val`` metadata.
-        spec: Compile spec of the program.
         delegated: Names of the operators on the NPU, from the PartitionReport. If ``module`` has no node with any of these names,
             because ExecuTorch partitioned a graph with different names, a dry run determines the NPU operators.
 
@@ -101,7 +100,7 @@ class NodesOnNpu:
         return x if isinstance(x, QTensor) and not x.value.is_const else None
 
     def qparams(self, node: Node) -> QParams | None:
-        """Return the quantization parameters of a quantize or dequantize node, or None if per-channel or not constant."""
+        """Return the quantization parameters of a quantize or dequantize node, or None if they are per channel or not constant."""
         q = self._walk.qparams_of(node)
         if q is None or q.per_channel:
             return None
@@ -117,7 +116,6 @@ class NodesOnNpu:
         """Run the graph and return the result of each node.
 
         Args:
-            inputs: Flattened inputs of the program.
             recorded: Bytes that a run of the program passed to a delegate, by node name. These bytes replace PyTorch's results.
             on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node in ``computed``. The two results are
                 computed from the same operands.

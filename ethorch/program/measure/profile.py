@@ -36,7 +36,7 @@ class Measured:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes and ``ratio`` as JSON-compatible data."""
+        """Return JSON-compatible data, including ``ratio``."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -46,10 +46,8 @@ class Figure(Measured):
 
     Attributes:
         name: ``NPU cycles``, ``cycles of delegate 0``, ``milliseconds per call`` or ``CPU cycles``.
-        estimated: Estimate, or None if unknown.
         measured: Median of the measurements.
         least, most: Smallest and largest measurement.
-        count: Number of measurements.
     """
 
     name: str
@@ -71,7 +69,6 @@ class LayerTime(Measured):
 
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
-        estimated_cycles: Estimated cycles, or None if unknown.
         estimated_share: Estimated share of the NPU cycles, from 0 to 1, or None if unknown.
         samples: Number of QREAD samples within the commands of the layer.
         measured_share: Share of all samples, from 0 to 1.
@@ -102,10 +99,8 @@ class Profile:
     """The measurements and estimates of a program.
 
     Attributes:
-        figures: Figures of the whole program.
         layers: NPU layers in execution order, or empty if the files contain no QREAD samples.
         counters: Median count per inference for each NPU event.
-        files: Paths of the files with measurements.
     """
 
     figures: tuple[Figure, ...]
@@ -174,7 +169,7 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Record of the program that was measured. Its command streams map offsets to layers.
+        record: Record of the measured program. Its command streams map offsets to layers.
         files: Logs with NPU counters, QREAD histograms, or tables of milliseconds. See ``profile_files.FORMATS``.
 
     Raises:

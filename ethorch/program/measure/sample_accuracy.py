@@ -63,8 +63,6 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
 
 
 class _LoadedMethods:
-    """The methods of one file, loaded in the runtime with separate buffers."""
-
     def __init__(self, record: Record, names: Iterable[str]):
         self._sessions: list[runtime.HostProgram] = []
         self.methods: dict[str, runtime.HostProgram] = {}
@@ -80,7 +78,6 @@ class _LoadedMethods:
 
 
 def _run_model(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
-    """Return copies of the float outputs, because an output can be a buffer that the next call modifies."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
 
 

@@ -1,7 +1,7 @@
 """Replace complex tensors with pairs of real tensors, and Fourier transforms with products with constant matrices.
 
-The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. This pass allows rotary embeddings with
-``view_as_complex``, ``torch.stft``, FNet and GFNet to be fully delegated.
+The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, rotary embeddings with
+``view_as_complex``, ``torch.stft``, FNet and GFNet are fully delegated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 class Pair(NamedTuple):
-    """The parts of a complex tensor, or a real tensor and None."""
+    """The real and imaginary parts of a complex tensor, or a real tensor and None."""
 
     real: Node
     imaginary: Node | None
@@ -162,10 +162,8 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 
 
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
-    """Return the (cosines, sines) [outputs, size] of a transform of length n.
-
-    Columns from n on are 0. ``norm`` is the argument of torch.fft.
-    """
+    """Return the (cosines, sines) [outputs, size] of a transform of length n."""
+    # Columns from n on are 0. ``norm`` is the argument of torch.fft.
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
     factor = np.where(np.arange(size) < n, float(n) ** -share, 0.0)

@@ -115,10 +115,8 @@ def _reads_floats(node: Node) -> bool:
 
 
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
-    """Return PyTorch's decomposition of an operator without an OpSpec (``torch.multiply``, ``vstack``, ``lerp``).
-
-    Return None if PyTorch has no decomposition, or if the decomposition contains unsupported operators.
-    """
+    """Return PyTorch's decomposition of an operator without an OpSpec (``torch.multiply``, ``vstack``, ``lerp``)."""
+    # Return None if PyTorch does not define one, or if the decomposition contains unsupported operators.
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:
         return None
@@ -206,7 +204,6 @@ def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambd
     ``convert_pt2e`` interprets other forms as training, and exports 96 patterns to match them (10 s).
 
     Args:
-        model: Exported graph.
         stays: Predicate for batch norms to convert, which will not be folded.
     """
     for node in filter(stays, list(model.graph.nodes)):

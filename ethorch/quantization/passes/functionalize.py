@@ -80,8 +80,6 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _View:
-    """A view of memory, defined by view steps from the root tensor."""
-
     memory: _Memory
     steps: tuple[ViewStep, ...] = ()
 
@@ -201,7 +199,7 @@ class _Functionalizer:
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
-        """Run ``node`` on meta tensors and return, for each output, the argument that shares memory with the output."""
+        """Run ``node`` on meta tensors and return, for each output, the argument that shares its memory, or None."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
             return []
@@ -231,7 +229,7 @@ class _Functionalizer:
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None
         if written != [0] or not isinstance(dest, Node) or not name.endswith("_"):
-            self.refuse(node, "the operator writes to an argument other than the first one")
+            self.refuse(node, "the operator writes to an argument other than the first")
         place = self.place(dest)
         if name in RESHAPE_IN_PLACE:
             node.target = functional_of(node.target)

@@ -1,9 +1,9 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions with lookup tables.
 
 An index is smaller than the size of the dim that it indexes, so it fits 32 bits. One cast after the input replaces a cast for each
-reader, and view operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed as well
-(``lower.fx.states``). Floats computed from a position (angles of a rotary embedding) would lose all precision in int8. Because the
-size of the dim limits the positions, all values are computed in advance, as rows of a constant from which the index selects.
+reader, and allows view operators, sums and comparisons of the index to run on the NPU. Counters in mutable buffers are narrowed as
+well (``lower.fx.states``). Floats computed from a position (angles of a rotary embedding) would lose all precision in int8.
+Because the size of the dim limits the positions, all values are computed in advance, as rows of a constant table.
 """
 
 from __future__ import annotations
@@ -347,14 +347,10 @@ def _replace_by_rows(
     readers: list[Node],
     tables: list[tuple[Tensor, Node]],
 ) -> None:
-    """Replace ``node`` in its readers with rows of a table, if it has one row for each element of the index.
-
-    Args:
-        region: Nodes that depend only on the index and constants.
-        extent: Number of possible index values.
-        readers: Users of ``node`` outside of ``region``.
-        tables: Pairs of a table of this index and the node that selects its rows. Equal tables are shared.
-    """
+    """Replace ``node`` in its readers with rows of a table, if it has one row for each element of the index."""
+    # region: Nodes that depend only on the index and constants.
+    # extent: Number of possible index values.
+    # tables: Pairs of a table of this index and the node that selects its rows. Equal tables are shared.
     shape, count = shape_of(node), index.meta["val"].numel()
     if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:
         return

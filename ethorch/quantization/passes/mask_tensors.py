@@ -1,6 +1,6 @@
 """Detect tensors that are added to scores as masks.
 
-A computed mask is a ``where``, a ``masked_fill``, or a product of a tensor of 0 and 1 and a masking number, possibly moved and
+A computed mask is a ``where``, a ``masked_fill``, or the product of a masking number and a tensor of 0 and 1, possibly moved and
 concatenated.
 """
 
@@ -136,7 +136,7 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 
 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Emit the product of a tensor of 0 and 1 and a masking number as a mask, or return None.
+    """Emit the product of a masking number and a tensor of 0 and 1 as a mask, or return None.
 
     If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only 0 and 1.
     """
@@ -153,7 +153,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return the bool factor of ``arg``, or None unless it is a product of a tensor of 0 and 1 and a number >= -``HUGE``."""
+    """If ``arg`` is a number >= -``HUGE`` times a tensor of 0 and 1, return the tensor as bool. Otherwise return None."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
@@ -165,7 +165,10 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Apply a move of a mask to the bool tensor of the mask, or return None. Scores are moved only if their mask has full shape."""
+    """Apply an operator that moves a mask to the bool tensor of the mask, or return None.
+
+    Operators that move scores are supported only if the mask has the full shape of the scores.
+    """
     source = node.args[0] if node.args else None
     if not is_unified(source):
         return None
@@ -209,11 +212,9 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 
 
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
-    """Return a bool tensor that is True where ``x`` is 1, or None if other elements may differ from 0.
-
-    Casts of bool tensors are accepted, also if moved, subtracted from 1 or multiplied. If a softmax reads the product, a program
-    input is accepted as well.
-    """
+    """Return a bool tensor that is True where ``x`` is 1, or None if other elements may differ from 0."""
+    # ``x`` may be a cast of a bool tensor, also if moved, subtracted from 1 or multiplied. If a softmax reads the product, ``x``
+    # may also be a program input.
     spec = find(x.target) if x.op == "call_function" else None
     if x.meta["val"].dtype == torch.bool:
         return truth_of(s, x)

@@ -83,7 +83,7 @@ PASSES = (
     Pass("lower_top_k", lower_top_k, after=("functionalize",), before=("fold_constants",)),
     # Matches argmax and argmin.
     Pass("lower_hard_choices", lower_hard_choices, after=("functionalize",), before=("decompose_composites",)),
-    # Matches no casts, and emits constants.
+    # Does not match casts, and emits constants.
     Pass("lower_experts", lower_experts, after=("remove_no_ops",), before=("fold_constants",)),
     # Decompositions depend on constant operands and their values.
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),

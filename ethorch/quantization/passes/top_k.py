@@ -1,7 +1,7 @@
 """Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
 
 Reads and writes at the indices, as in a router of experts, use one-hot masks instead. The first of several equal values is chosen,
-whereas PyTorch does not define the choice. Quantization makes values equal more often, so two experts with similar scores may be
+whereas PyTorch does not define the choice. Because quantization makes more values equal, experts with similar scores may be
 swapped.
 """
 
@@ -24,10 +24,9 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each ``torch.topk`` with small k if its indices are used only along its dim.
+    """Decompose each ``torch.topk`` that has a small k and whose indices are used only along its dim.
 
-    If the indices of a replaced ``torch.topk`` are used, also replace each ``torch.topk`` with unused indices, because it selects
-    groups of experts.
+    If the indices of one of them are used, those with unused indices are decomposed, too, because they select groups of experts.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}

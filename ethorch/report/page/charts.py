@@ -1,4 +1,4 @@
-"""The charts of the HTML report."""
+"""Charts of the HTML report."""
 
 from __future__ import annotations
 
@@ -273,7 +273,6 @@ def _describe_tensor(tensor: TensorPlace) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Return the start of an operator's name, because the start is distinctive."""
     name = name.replace("quantize_per_tensor", "quantize")
     return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 

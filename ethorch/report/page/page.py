@@ -63,7 +63,6 @@ def render(name: str, charts_by_name: Mapping[str, Chart], **values: Any) -> str
 
     Args:
         name: File name of a template that extends ``base.html``.
-        charts_by_name: Charts that the template inserts.
         values: Variables of the template, which are escaped.
     """
     from markupsafe import Markup  # imported here because only pages require Jinja
@@ -87,7 +86,7 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """Escape text and mark command-line options as code, which has no line breaks after dashes."""
+    """Escape text, and mark command-line options as code, so that lines do not break after dashes."""
     from markupsafe import Markup, escape  # imported here because only pages require Jinja
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))

@@ -22,7 +22,6 @@ class Axis:
     Attributes:
         title: Quantity and unit.
         low, high: Values at the two ends. Must be positive if the axis is logarithmic.
-        is_logarithmic: Whether the axis is logarithmic.
         names: Labels of the positions 0, 1, ..., or empty to label the ticks with numbers.
     """
 
@@ -94,7 +93,6 @@ class Chart:
     """A chart with two axes and a legend.
 
     Attributes:
-        x, y: The axes.
         marks: Marks in drawing order, in the units of the axes.
         legend: Name and color of each group. Shown only if there are several groups.
         height: Height of the drawing area in pixels.

@@ -54,7 +54,7 @@ def view(
 
 
 def cycles_known(layers: Sequence[Layer]) -> bool:
-    """Return True if the cycles of every layer are known and at least one layer has cycles."""
+    """Return True if the cycles of every layer are known and not all are 0."""
     return any(layer.cycles for layer in layers) and all(layer.cycles is not None for layer in layers)
 
 
@@ -68,7 +68,7 @@ def short(name: str) -> str:
 
 
 def operator_of(layer: Layer) -> str:
-    """Return the PyTorch operators of a layer, or the NPU operation if the PyTorch operators are unknown."""
+    """Return the PyTorch operators of a layer, or the NPU operation if they are unknown."""
     return ", ".join(map(short, layer.operators)) or layer.operator
 
 
@@ -141,7 +141,6 @@ class Module:
         npu, cpu: Number of layers on the NPU and on the CPU, including submodules.
         cycles: Total cycles of these layers, or None if the cycles of any layer are unknown.
         share: Share of the program's cycles, from 0 to 1.
-        children: Submodules by name.
     """
 
     path: str

@@ -108,7 +108,7 @@ void* bytes_of(const EValue* value, const IoTensor& expected, const char* kind, 
   const uint64_t nbytes = uint64_t(tensor.numel()) * uint32_t(size);
   if (size != expected.element_size || nbytes != expected.nbytes) {
     (Message() << "delegate " << kind << " " << index << ": the program passes " << uint64_t(tensor.numel())
-               << " elements of ScalarType " << uint64_t(tensor.scalar_type()) << ", the payload expects " << expected.nbytes
+               << " elements of ScalarType " << uint64_t(tensor.scalar_type()) << ", but the payload expects " << expected.nbytes
                << " bytes in integers of " << uint64_t(expected.element_size) << " bytes")
         .report();
     return nullptr;

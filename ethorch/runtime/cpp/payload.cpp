@@ -38,17 +38,17 @@ IoTensor tensor(const Block& tensors, uint32_t index) {
 const char* check_tensors(const Block& tensors, uint64_t scratch_bytes) {
   if (tensors.size < 4 || count(tensors) > (tensors.size - 4) / kTensorBytes ||
       tensors.size != 4 + size_t(count(tensors)) * kTensorBytes) {
-    return "block inputs or outputs: its length does not fit its count";
+    return "block inputs or outputs: the length does not match the number of tensors";
   }
   for (uint32_t index = 0; index < count(tensors); ++index) {
     const IoTensor t = tensor(tensors, index);
     if (t.element_size != 1 && t.element_size != 2 && t.element_size != 4 && t.element_size != 8) {
-      return "an input or output has an element size other than 1, 2, 4 or 8";
+      return "an input or output: expected an element size of 1, 2, 4 or 8 bytes";
     }
     uint64_t nbytes = uint64_t(t.element_size);
     for (int32_t size : t.shape) {
       if (size < 1 || nbytes > scratch_bytes / uint32_t(size)) {
-        return "an input or output has a shape that is not positive or does not fit the scratch region";
+        return "an input or output: expected positive sizes that fit into the scratch region";
       }
       nbytes *= uint32_t(size);
     }
@@ -56,7 +56,7 @@ const char* check_tensors(const Block& tensors, uint64_t scratch_bytes) {
       return "an input or output is not in the scratch region";
     }
     if (t.offset < 0 || uint64_t(t.offset) + nbytes > scratch_bytes) {
-      return "an input or output lies outside the scratch region";
+      return "an input or output extends beyond the scratch region";
     }
   }
   return nullptr;
@@ -109,13 +109,13 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed 
     const bool external = header[20] == 1;
     for (size_t i = external ? 21 : 20; i < kHeaderBytes; ++i) {
       if (header[i] != 0) {
-        return "the 12 bytes after a block's length are not zero, but for a first 1";
+        return "the first of the 12 bytes after a block's length must be 0 or 1, and the others 0";
       }
     }
     const size_t length = word(header + 16);
     const size_t rest = size - position - kHeaderBytes;
     if (length > INT32_MAX || length > rest) {
-      return "a block claims more data than follows";
+      return "a block declares more data than follows";
     }
     const bool begin = std::strcmp(name, "vela_bin_stream") == 0;
     end = std::strcmp(name, "vela_end_stream") == 0;
@@ -145,7 +145,7 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed 
         const char* key = reinterpret_cast<const char*>(block->data);
         if (length != kKeyBytes || find == nullptr || !find(context, key, length, block) || block->data == nullptr ||
             reinterpret_cast<uintptr_t>(block->data) % kAlignment != 0) {
-          return "an external block's data are not in the program, or not aligned to 16 bytes";
+          return "the data of an external block is not in the program, or is not aligned to 16 bytes";
         }
       }
     }
@@ -164,12 +164,12 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed 
     }
   }
   if (scratch.size != 4) {
-    return "block scratch_size is not a uint32";
+    return "block scratch_size: expected 4 bytes";
   }
   payload->scratch_bytes = word(scratch.data);
   if (payload->commands.size < 4 || payload->commands.size % 4 != 0 ||
       (std::memcmp(payload->commands.data, "COP1", 4) != 0 && std::memcmp(payload->commands.data, "COP2", 4) != 0)) {
-    return "block cmd_data is not a driver payload (COP1 or COP2)";
+    return "block cmd_data: expected a driver payload that starts with COP1 or COP2";
   }
   if (const char* wrong = check_tensors(payload->inputs, payload->scratch_bytes)) {
     return wrong;

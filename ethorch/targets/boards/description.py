@@ -120,7 +120,6 @@ class NpuSlot(Sourced):
     """An NPU on the board, in one of several possible sizes.
 
     Attributes:
-        family: ``u55``, ``u65`` or ``u85``.
         macs: Possible numbers of multiply-accumulates per cycle.
         base, aliases: Addresses of the registers.
         interrupt: NVIC line, not including the 16 system exceptions.

@@ -1,46 +1,7 @@
 """Load boards from TOML files: built-in boards by name, user-defined boards by path.
 
-File format::
-
-    name = "my-board"
-    title = "My board, revision 2"
-    qemu = "mps3-an547"                      # if QEMU supports it
-    fvp = { u55 = "FVP_Corstone_SSE-300_Ethos-U55" }
-
-    [cpu]
-    core = "cortex-m55"
-    clock_hz = 160_000_000
-    vector_table = 0x10000000
-    source = "data sheet 1.2, table 3"
-
-    [[memory]]                               # one table per memory
-    name = "sram"
-    kind = "sram"                            # sram, dram, flash, mram, tcm
-    base = 0x20000000
-    size_bytes = 0x200000
-
-    npu_ports = ["sram"]                     # sram, ext; [] without access
-    bytes_per_second = 1_280_000_000         # or read_latency_cycles, write_latency_cycles, burst_bytes, outstanding
-    source = "data sheet 1.2, table 5"
-    sources = { bytes_per_second = "assumed: 8 bytes in a cycle of 160 MHz" }
-
-    [uart]
-    kind = "pl011"                           # cmsdk, pl011, none
-    base = 0x40010000
-    source = "reference manual, chapter 4"
-
-    [[npu]]
-    family = "u55"
-    macs = [128]
-    base = 0x40020000
-    interrupt = 12
-    clock_hz = 160_000_000
-    constants = "flash"                      # optional, like feature_maps and staging
-    feature_maps = "sram"
-    staging = "sram"
-    source = "reference manual, chapter 9"
-
-Every number requires a source or the word ``assumed``.
+The tables are ``[cpu]``, ``[[memory]]``, ``[uart]`` and ``[[npu]]``. Every number requires a source or the word ``assumed``. See
+docs/guides/virtual-board.md for an example.
 """
 
 from __future__ import annotations
@@ -151,11 +112,7 @@ def _load(path: Path) -> Board:
 
 
 def parse(content: bytes, label: str = "the board", path: Path | None = None) -> Board:
-    """Parse the contents of a board file. Raise BoardError if they are invalid.
-
-    Args:
-        label: File name in error messages.
-    """
+    """Parse the contents of a board file. Raise BoardError if they are invalid. ``label`` is the file name in error messages."""
     document = Document(content, label)
     top = document.table(document.root, (), _TOP)
     cpu = Cpu(**document.table(top["cpu"], ("cpu",), _CPU))
@@ -179,12 +136,12 @@ def _rows(document: Document, top: dict[str, Any], key: str, keys: dict[str, Key
 def _fvp(document: Document, top: dict[str, Any]) -> dict[str, str]:
     fvp = top.get("fvp", {})
     if not isinstance(fvp, dict):
-        raise document.wrong(("fvp",), f"found {fvp!r}", "a table: family = 'command of the FVP'")
+        raise document.wrong(("fvp",), f"found {fvp!r}", "a table with entries FAMILY = 'command of the FVP'")
     for family, command in fvp.items():
         if family not in FAMILIES:
             raise document.wrong(("fvp", family), "no such family", ", ".join(FAMILIES))
         if not isinstance(command, str) or not re.fullmatch(r"FVP_[\w.-]+", command, re.ASCII):
-            allowed = "a command that starts with FVP_, without a folder: letters, digits, '_', '-' and '.'"
+            allowed = "a command without a folder: FVP_, followed by letters, digits, '_', '-' and '.'"
             raise document.wrong(("fvp", family), f"found {command!r}", allowed)
     return dict(fvp)
 
@@ -198,7 +155,7 @@ def _check(document: Document, board: Board) -> None:
             raise document.wrong((*where, "name"), f"{memory.name!r} is the name of another memory", "a unique name")
         used.add(memory.name)
         if memory.kind == "tcm" and memory.npu_ports:
-            raise document.wrong((*where, "npu_ports"), "found NPU ports of a TCM", "[], because TCMs have no NPU port")
+            raise document.wrong((*where, "npu_ports"), "found NPU ports of a TCM", "[], because TCMs do not have NPU ports")
         for key, value in (("base", memory.base), ("size_bytes", memory.size_bytes), *(("aliases", a) for a in memory.aliases)):
             if value % _PAGE:
                 raise document.wrong((*where, key), f"{value:#x} is not a multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")

@@ -90,7 +90,7 @@ MEASURED: tuple[Measured, ...] = (
 
 @dataclass(frozen=True)
 class Unestimated:
-    """A published measurement without an estimate, because the network or the conditions are not available.
+    """A published measurement that cannot be estimated, because the network or the conditions are not available.
 
     Attributes:
         where: Board, or FVP.
@@ -144,7 +144,10 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Return True if measurements and estimates rank the networks of each board equally. Repeated measurements count by median."""
+    """Return True if measurements and estimates rank the networks of each board in the same order.
+
+    The median represents repeated measurements.
+    """
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)

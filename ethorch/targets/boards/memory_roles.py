@@ -1,7 +1,4 @@
-"""Roles of a board's memories, and the matching Vela configuration as ini text.
-
-The text depends only on the board. It records clocks and bandwidths in the compile spec and the ``.pte``.
-"""
+"""Roles of a board's memories, and the matching Vela configuration as ini text."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ def configuration(board: Board, slot: NpuSlot) -> str:
     """Return an ini text that contains a system configuration, named after the board, and the supported memory modes.
 
     Raises:
-        BoardError: The NPU cannot write to any memory of the board.
+        BoardError: See ``roles``.
     """
     family, fast, slow = FAMILIES[slot.family], _fast(board, slot), _slow(board, slot)
     second = slow or fast

@@ -160,20 +160,24 @@ class Document:
         general, single = value.get("source"), value.get("sources", {})
         if general is not None and (not isinstance(general, str) or not general.strip()):
             raise self.wrong(
-                (*where, "source"), f"found {shorten(general)}", "a string: the source of this table's numbers, or 'assumed'"
+                (*where, "source"),
+                f"found {shorten(general)}",
+                "a string that names the source of this table's numbers, or 'assumed'",
             )
         if not isinstance(single, dict):
-            raise self.wrong((*where, "sources"), f"found {shorten(single)}", "a table: key = 'source of its number'")
+            raise self.wrong((*where, "sources"), f"found {shorten(single)}", "a table with entries KEY = 'source of the number'")
         for key, source in single.items():
             if key not in numbers:
-                raise self.wrong((*where, "sources", key), "the key is not a number of this table", ", ".join(numbers))
+                raise self.wrong((*where, "sources", key), "the table has no number with this key", ", ".join(numbers))
             if not isinstance(source, str) or not source.strip():
-                raise self.wrong((*where, "sources", key), f"found {shorten(source)}", "a string, or 'assumed'")
+                raise self.wrong(
+                    (*where, "sources", key), f"found {shorten(source)}", "a string that names the source, or 'assumed'"
+                )
         result = {}
         for key in numbers:
             source = single.get(key, general)
             if key in value and source is None:
-                allowed = "a number with a 'source' in its table, or a row of its 'sources': a document, or 'assumed'"
+                allowed = f"the name of a document, or 'assumed', as source of the table or as sources.{key}"
                 raise self.wrong((*where, key), "the source is missing", allowed)
             if source is not None and key in value:
                 result[key] = source

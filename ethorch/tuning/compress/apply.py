@@ -77,7 +77,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
-    """Return a mapping for ``apply`` from the name of each weight that ``recipe`` can change to ``recipe``.
+    """Return ``{name: recipe}`` with all weights that ``recipe`` can change, for ``apply``.
 
     Raises:
         QuantizationError: The model has no quantized weights, or the recipe is invalid.

@@ -1,4 +1,4 @@
-"""Candidate values of each weight for each recipe, and their effect on accuracy."""
+"""Compute candidate values of each weight for each recipe, and their effect on accuracy."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _noisy(candidate: Candidate, gain: float) -> Candidate:
 
 
 def noise(reference: Any, changed: Any) -> float:
-    """Return the error energy of all floating-point outputs, relative to the energy of the reference: 1 / SQNR."""
+    """Return the error energy of all floating-point outputs, relative to the energy of the reference (1 / SQNR)."""
     tensors = [_floats(outputs) for outputs in (reference, changed)]
     signal = sum(float((a**2).sum()) for a in tensors[0])
     wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))

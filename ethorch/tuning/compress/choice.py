@@ -15,7 +15,6 @@ class Option:
     """A weight compressed by a recipe.
 
     Attributes:
-        recipe: Recipe of the weight.
         cycles: Cycles of the layers that read the weight.
         bytes: Encoded bytes of the values and scales.
         noise: Relative error energy of the program's outputs.
@@ -29,10 +28,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Price:
-    """The prices of cycles and bytes, in any unit. A resource that exceeds its budget by more has a higher price.
+    """The prices of one cycle and one byte. The more a resource exceeds its budget, the higher its price.
 
     Attributes:
-        per_cycle, per_byte: Prices of one unit.
         wanted: ``cycles`` or ``bytes`` if only that resource matters. Options that increase this resource are rejected,
             and the price of the other resource breaks ties.
     """
@@ -57,7 +55,6 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
 
     Args:
         options: Options for each weight. The first option is ``AS_IS``.
-        price: Prices of cycles and bytes.
 
     Returns:
         Mappings from weight indices to recipes, without unchanged weights.

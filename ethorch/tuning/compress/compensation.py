@@ -56,10 +56,10 @@ class Problem:
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """The groups of columns in which 2:4 preserves two columns.
+        """The groups of columns in which 2:4 preserves two columns, sorted by falling importance.
 
-        For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on, by falling importance. The last group may
-        be shorter: Vela accepts two of three columns.
+        For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on. The last group may be shorter,
+        because Vela accepts two of three columns.
         """
         elements = self.codes.shape[2] // self.channels
         groups = [
@@ -168,13 +168,9 @@ def _round(weight: Tensor, scale: Tensor) -> Tensor:
 def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """Return integer weights, rounded column by column.
-
-    Args:
-        table: int64[255], the level for each integer value, or None if all values are allowed.
-        fours: Mapping from the first column of each group of four to the size of the group, or an empty mapping if the recipe has
-            no pattern.
-    """
+    """Return integer weights, rounded column by column."""
+    # table: int64[255], the level for each integer value, or None if all values are allowed.
+    # fours: Mapping from the first column of each group of four to the size of the group. Empty unless the recipe is 2:4.
     left, size = weight.clone(), weight.shape[2]
     codes = torch.empty(weight.shape, dtype=torch.int64)
     is_kept = torch.ones(weight.shape, dtype=torch.bool)

@@ -24,7 +24,6 @@ class Constraint(nn.Module):
     """A parametrization that applies a recipe to a weight. The positions of zeros and the levels are chosen once.
 
     Args:
-        weight: Initial weight.
         recipe: Recipe. ``one_scale`` is ignored here, because the quantizer applies it.
         axis: Output channel axis.
     """
@@ -76,11 +75,9 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module and the parameter name for a name such as ``head`` or ``head.weight``.
-
-    If the module ``attention`` has no ``weight``, ``attention`` is its first parameter with at least two dims, including the
-    parameters of submodules, and ``attention#2`` is the second.
-    """
+    """Return the module and the parameter name for a name such as ``head`` or ``head.weight``."""
+    # If the module ``attention`` has no ``weight``, ``attention`` is its first parameter with at least two dims, including the
+    # parameters of submodules, and ``attention#2`` is the second.
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")
     if path in modules and isinstance(modules[path], nn.RNNBase):

@@ -37,7 +37,6 @@ class Costs:
         cycles: Total cycles of all delegates.
         flash_bytes: Size of the .pte.
         weight_bytes: Encoded bytes of weights and scales.
-        weights: Costs of each weight.
     """
 
     cycles: int

@@ -59,7 +59,6 @@ def plan(
 
     Args:
         model: Model in eval mode, or the output of ``ethorch.quantize``. A quantized model is its own reference for SQNR.
-        spec: Compile spec.
         samples: A few dozen input tuples, used for ranges, errors and accuracy.
         max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
         max_cycles: Maximum total NPU cycles, estimated by Vela.
@@ -109,7 +108,6 @@ def plan(
 
 
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the combinations of Vela flags to try."""
     # The U85's fast decoder reads each weight in SRAM as one byte, or as four bits if there are at most 15 values. With the fast
     # decoder, Vela rarely uses 2:4.
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:

@@ -24,7 +24,6 @@ class Tried:
     """A weight compressed by a recipe.
 
     Attributes:
-        recipe: Recipe of the weight.
         cycles, bytes: Costs if all weights use this recipe. See :class:`Layer`.
         sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
     """
@@ -41,10 +40,9 @@ class Layer:
 
     Attributes:
         weight: Path of the first module that reads the weight.
-        shape: Shape of the weight.
         recipe: Chosen recipe. ``as-is`` leaves the weight unchanged.
         cycles, cycles_before: Vela's cycles for the layers that read the weight, with and without the plan.
-        bytes, bytes_before: Encoded bytes of the weight and its scales.
+        bytes, bytes_before: Encoded bytes of the weight and its scales, with and without the plan.
         sqnr_db: See :class:`Tried`.
         tried: All recipes, ``as-is`` first.
     """
@@ -65,7 +63,6 @@ class Plan:
     """The result of ``ethorch.tuning.compress.plan``.
 
     Attributes:
-        target: Name of the NPU.
         layers: Plans for the weights, in execution order.
         cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
         flash_bytes, flash_bytes_before: Size of the .pte.

@@ -21,7 +21,6 @@ class Use:
     """A layer that reads a weight.
 
     Attributes:
-        node: Node of the layer.
         layer: Positions of the weight argument and of the channel axes.
         dequantize: Dequantize node of the weight.
     """
@@ -43,8 +42,6 @@ class Weight:
 
     Attributes:
         name: Path of the first module that reads the weight, followed by #2, #3, ... for further weights of the module.
-        graph: Graph that contains the weight.
-        uses: Layers in execution order.
     """
 
     name: str
@@ -91,7 +88,7 @@ class Weight:
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Write integer values for all layers. If the weight is quantized per channel, also write a non-None ``scale``."""
+        """Write integer values for all layers, and ``scale`` if it is set and the weight is quantized per channel."""
         axis = self.layer.weight_axis
         for use in self.uses:
             codes = _find_codes(self.graph, use.dequantize)
@@ -111,7 +108,7 @@ class Weight:
 
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
-    """Return a copy of the graph's buffers except the values and scales of weights."""
+    """Return a copy of the graph's buffers, except the values and scales of weights."""
     weight_buffers = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
     return {name: value for name, value in copy_state(graph).items() if name not in weight_buffers}
 

@@ -43,7 +43,7 @@ def test_files_that_are_no_firmware(tmp_path: Path, probe: Path) -> None:
 
 
 def test_a_firmware_for_another_board_is_refused(probe: Path) -> None:
-    with pytest.raises(ElfError, match=r"segment of probe.elf at 0x10000000.*is not in one memory of board generic"):
+    with pytest.raises(ElfError, match=r"segment of probe.elf at 0x10000000.*does not fit into a single memory of board generic"):
         virtual_board.run(probe, "generic")
 
 

@@ -104,7 +104,7 @@ def test_qemu_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_boards_that_qemu_cannot_be(probe: Path) -> None:
-    with pytest.raises(EmulatorError, match=r"board corstone-320: expected a QEMU machine out of mps3-an547, got none"):
+    with pytest.raises(EmulatorError, match=r"board corstone-320: expected qemu to be one of mps3-an547, got none"):
         virtual_board.run(probe, "corstone-320", backend="qemu")
     with pytest.raises(EmulatorError, match="QEMU does not count instructions"):
         virtual_board.run(probe, backend="qemu", max_instructions=5)

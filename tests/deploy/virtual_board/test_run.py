@@ -155,7 +155,7 @@ def test_a_loop_without_end_meets_the_limit_of_instructions(probe: Path) -> None
 def test_a_loop_without_end_meets_the_limit_of_time(probe: Path) -> None:
     run = probe_run(probe, s.SPIN_FOR_EVER, options={"timeout": 0.2})
     assert (run.ended, run.ok) == ("timeout", False)
-    with pytest.raises(EthorchError, match="ended by 'timeout'"):
+    with pytest.raises(EthorchError, match="ended with 'timeout'"):
         run.check()
 
 

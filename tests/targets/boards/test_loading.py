@@ -86,7 +86,7 @@ WRONG = {
     "a key with a slip": ("interrupt = 56", "interupt = 56", "npu 1, interupt: no such key; expected 'interrupt'"),
     "a number as text": ("size_bytes = 0x200000\n", 'size_bytes = "2M"\n', "memory 4, size_bytes: found '2M'"),
     "memories on each other": ("aliases = [0x31000000]", "aliases = [0x21001000]", "memory sram at .* overlaps memory sram"),
-    "a TCM that the NPU sees": ("npu_ports = []", 'npu_ports = ["sram"]', "expected \\[\\], because TCMs have no NPU port"),
+    "a TCM that the NPU sees": ("npu_ports = []", 'npu_ports = ["sram"]', "expected \\[\\], because TCMs do not have NPU ports"),
     "an NPU that there is not": (
         "macs = [256, 512]",
         "macs = [256, 500]",
@@ -107,7 +107,7 @@ WRONG = {
     "a source of nothing": (
         "[cpu.sources]",
         '[cpu.sources]\ncore = "x"',
-        "cpu, sources, core: the key is not a number of this table",
+        "cpu, sources, core: the table has no number with this key",
     ),
     "memory in the core's place": ("base = 0x70000000", "base = 0xE0000000", "overlaps the core's own registers"),
     "a role for no memory": (

@@ -69,10 +69,8 @@ class BasePipeline(Generic[T]):
     """A list of stages that can be changed before it runs: export, check, lower, check, create an ExecuTorch program.
 
     Args:
-        module: Module under test.
         test_data: Inputs for export and for the run.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
-        compile_spec: Compile spec.
         exir_ops: Edge operators that must be delegated.
         use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
@@ -278,14 +276,12 @@ class TosaPipelineINT(BasePipeline[T]):
 
     Args:
         module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
-        run_on_tosa_ref_model: Whether to run the graph.
         symmetric_io_quantization: Whether to quantize program inputs and outputs with the same config as operators.
         per_channel_quantization: Whether each output channel has its own weight scale.
         custom_path, tosa_debug_mode: Folder for TOSA graphs, and debug information to write to it.
         atol, rtol, qtol: See ``EthosUTester.run_method_and_compare_outputs``.
-        compare_tosa_ref_model_outputs: Whether to compare the outputs.
         frobenius_threshold, cosine_threshold: Limits for the quantized module, compared with the float module.
-        tosa_version, tosa_extensions: Version and extensions. ``int16`` quantizes activations to int16.
+        tosa_extensions: TOSA extensions. ``int16`` quantizes activations to int16.
         epsilon: Minimum scale of int16 activations.
         fold_quantize: Whether to store weights as integers.
     """
@@ -373,13 +369,11 @@ class TosaPipelineFP(BasePipeline[T]):
 class _EthosUPipelineINT(BasePipeline[T]):
     """Quantize, compile for an Ethos-U, run the ``.pte`` in the simulator, and compare with the quantized module.
 
+    See ``BasePipeline`` and ``TosaPipelineINT`` for the other arguments.
+
     Args:
-        module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: See ``BasePipeline``.
         run_on_fvp: Whether to run the program, in ethorch's simulator instead of an FVP.
         a16w8_quantization: Whether activations are int16.
-        epsilon: Minimum scale of int16 activations.
-        symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: See
-            ``TosaPipelineINT``.
         target: Name of the NPU, or a compile spec.
     """
 
@@ -436,11 +430,9 @@ class OpNotSupportedPipeline(BasePipeline[T]):
     Args:
         module, test_data: See ``BasePipeline``.
         non_delegated_ops: Expected number of CPU calls for each edge operator.
-        n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
         quantize: Whether to quantize, and use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators of Ethos-U55.
-        tosa_version, tosa_extensions: Version and extensions of the specification.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def promote(first: str, second: str) -> str:
 
 
 def with_scalar(dtype: str, number: Number) -> str:
-    """Return the dtype to which a tensor and a number are promoted. Only the Python type of the number matters."""
+    """Return the dtype to which a tensor and a number are promoted, based on the number's Python type."""
     if isinstance(number, bool) or dtype.startswith(("float", "bfloat")):
         return dtype
     if isinstance(number, int):
@@ -40,7 +40,7 @@ def with_scalar(dtype: str, number: Number) -> str:
 
 
 def computing(dtype: str) -> str:
-    """Return the dtype in which C code computes values of ``dtype``: float32, int32 or int64."""
+    """Return the dtype in which C code computes ``dtype``: float32, int32 or int64."""
     if dtype in ("float32", "int64", "int32"):
         return dtype
     if dtype == "uint32":

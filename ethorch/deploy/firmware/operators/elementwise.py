@@ -54,7 +54,6 @@ def _register_named(name: str, body: Callable[..., None], *operators: str) -> No
 
 
 def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
-    """Return both operands as tensors, and the dtype of the operation."""
     if isinstance(y, View):
         return x, y, promote(x.dtype, y.dtype)
     dtype = with_scalar(x.dtype, y)

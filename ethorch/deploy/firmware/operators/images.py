@@ -49,7 +49,6 @@ def upsample_bilinear2d(
 
 
 def _product(w: Writer, x: View, y: View, out: View) -> None:
-    """out[..., i, j] = the sum over k of x[..., i, k] * y[..., k, j]."""
     for view in (x, y, out):
         if view.dtype != "float32":
             raise refuse_dtype(view.dtype, "float32")

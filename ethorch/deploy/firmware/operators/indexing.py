@@ -1,6 +1,6 @@
 """Embeddings, gathers, scatters and indexing with tensors.
 
-An index out of range makes the call fail, as in ExecuTorch's runtime, but the output can differ.
+A call with an out-of-range index fails, as in ExecuTorch's runtime, but its output can differ.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ def _write_walk(
     indices: Sequence[View],
     axes: Sequence[tuple[int, int]],
 ) -> None:
-    """Gather or scatter in a loop over the common shape of all views.
-
-    Args:
-        places: Indexed tensor, with stride 0 along the indexed axes.
-        plain: Tensor that is not indexed.
-        written_view: The output: ``places`` or ``plain``.
-        indices: Index tensors that broadcast to the loop's shape.
-        axes: Size and stride in bytes of each indexed axis.
-    """
+    """Gather or scatter in a loop over the common shape of all views."""
+    # places: Indexed tensor, with stride 0 along the indexed axes.
+    # plain: Tensor that is not indexed.
+    # written_view: The output: ``places`` or ``plain``.
+    # indices: Index tensors that broadcast to the loop's shape.
+    # axes: Size and stride in bytes of each indexed axis.
     if not 1 <= len(indices) <= 2:
         raise Refused("index", f"expected one or two index tensors, got {len(indices)}", "Index in several steps in the model.")
     for index in indices:
@@ -137,10 +134,8 @@ def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: Vi
 def _plan_walk(
     indexed_view: View, indices: Sequence[View | None], walk: Sequence[int]
 ) -> tuple[View, list[View], list[tuple[int, int]]]:
-    """Return the arguments ``places``, ``indices`` and ``axes`` of ``_write_walk`` for x[indices].
-
-    The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
-    """
+    """Return the arguments ``places``, ``indices`` and ``axes`` of ``_write_walk`` for x[indices]."""
+    # The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
     at = [axis for axis, index in enumerate(indices) if index is not None]
     index_views = [index for index in indices if index is not None]
     if any(index.dtype in ("bool", "uint8") for index in index_views):

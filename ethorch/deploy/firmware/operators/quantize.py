@@ -24,7 +24,7 @@ def add_parameters(w: Writer, scale: float, zero_point: int, low: int, high: int
 
 
 def _inverse(scale: float) -> float:
-    """Return 1 / scale. The scale and the quotient are rounded to float32, as in the kernels."""
+    """Return 1 / scale, computed in float32 as in the kernels."""
     narrow = round_to_float32(scale)
     if narrow == 0:
         text = f"expected a scale that is nonzero in float32, got {scale}"
@@ -50,11 +50,8 @@ def dequantize_per_tensor(
 
 
 def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
-    """Return scales and zero points as views that broadcast to x.
-
-    Args:
-        of: Scale dtypes that ExecuTorch's kernel accepts.
-    """
+    """Return scales and zero points as views that broadcast to x."""
+    # of: Scale dtypes that ExecuTorch's kernel accepts.
     if scales.dtype not in of or zero_points.dtype != "int64":
         wrong_dtype = scales.dtype if scales.dtype not in of else zero_points.dtype
         raise refuse_dtype(wrong_dtype, f"scales of {' or '.join(of)} and zero points of int64")
@@ -104,7 +101,7 @@ def dequantize_per_channel(
 
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
 def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
-    """Quantize with a float64 scale and an int64 zero point that are tensors of one element."""
+    """Quantize with a float64 scale and an int64 zero point in one-element tensors."""
     check_dtypes(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
     w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], add_parameters(w, 1.0, 0, low, high))
@@ -114,7 +111,7 @@ def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: 
 def dequantize_by_tensors(
     w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
-    """Dequantize with a float64 scale and an int64 zero point that are tensors of one element."""
+    """Dequantize with a float64 scale and an int64 zero point in one-element tensors."""
     check_dtypes(out, x)
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_drop_axes(scale, zero_point)])
 

@@ -165,9 +165,8 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
     """Copy ``x`` to the middle of ``out`` and yield (view of ``out``, axis, axis size, padding before, padding after) for each
     axis.
-
-    The view includes the borders of earlier axes.
     """
+    # The view includes the borders of earlier axes.
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
