@@ -108,7 +108,19 @@ class Padded(nn.Module):
         return torch.maximum(y, y), self.layer(x)
 
 
-@pytest.mark.parametrize("network", [Negated, Attending, Padded])
+class Transposed(nn.Module):
+    """Returns a transposed convolution of a buffer, which has no kernel in ExecuTorch, beside a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = nn.ConvTranspose2d(2, 32, 3, stride=2, padding=1), nn.Linear(4, 4)
+        self.image = nn.Buffer(torch.randn(1, 2, 1, 27))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(self.image), self.layer(x)
+
+
+@pytest.mark.parametrize("network", [Negated, Attending, Padded, Transposed])
 def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = network().eval(), torch.randn(1, 4)

@@ -38,8 +38,6 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
             if tensor is not None and not (context.trainable and isinstance(tensor, torch.nn.Parameter)):
                 constants[node] = tensor
         elif node.op == "call_function" and _is_foldable(node, constants):
-            if is_float(node) and any(user.op == "output" for user in node.users):
-                continue  # an output of the program is quantized like its producer
             constants[node] = _evaluate(node, constants)
     for node in list(graph.nodes):
         if node.op != "call_function" or node not in constants:
