@@ -43,6 +43,7 @@ class Op:
     registers: dict[str, int]
     key: int
     before: int | None = None
+    _values: dict[str, int] | None = field(default=None, repr=False, compare=False)
     _prepared: Prepared | None = field(default=None, repr=False, compare=False)
     _runs: tuple[tuple[Run, ...], tuple[Run, ...]] | None = field(default=None, repr=False, compare=False)
 
@@ -53,10 +54,11 @@ class Op:
     @property
     def values(self) -> dict[str, int]:
         """Decoded registers, e.g. ``IFM_PRECISION.signed``. Unused registers are 0."""
-        state = dict(reset_state(self.npu.family))
-        for name, raw in self.registers.items():
-            state.update(decode_register(self.npu.family, name, raw))
-        return state
+        if self._values is None:
+            self._values = dict(reset_state(self.npu.family))
+            for name, raw in self.registers.items():
+                self._values.update(decode_register(self.npu.family, name, raw))
+        return self._values
 
     @property
     def prepared(self) -> Prepared:
@@ -74,12 +76,12 @@ class Op:
 
     def set_registers(self, **raw: int) -> None:
         self.registers.update(raw)
-        self._prepared = self._runs = None
+        self._values = self._prepared = self._runs = None
 
     def copy(self, **raw: int) -> Op:
         if not raw:
             return replace(self, registers=dict(self.registers))
-        return replace(self, registers={**self.registers, **raw}, _prepared=None, _runs=None)
+        return replace(self, registers={**self.registers, **raw}, _values=None, _prepared=None, _runs=None)
 
     @property
     def reads(self) -> tuple[Run, ...]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +15,10 @@ import numpy.typing as npt
 from ethorch.npu.feature_map import BRICK, FeatureMap
 from ethorch.npu.forms import Transfer
 from ethorch.npu.ir import Op
+from ethorch.npu.ir.image import Place
 from ethorch.npu.memory import Span
 from ethorch.npu.prepared import Prepared
-from ethorch.npu.runs import Run, iterate_reads, iterate_writes
+from ethorch.npu.runs import Run
 from ethorch.support.errors import MachineFault
 
 Labels = npt.NDArray[np.int32]
@@ -41,35 +46,83 @@ class Access:
             return False
         return any(a.low < b.high and b.low < a.high for a in self.runs for b in access.runs)
 
-    def views(self, labels: Labels) -> Iterator[Labels]:
-        """Yield the accessed elements of ``labels``, which has one per byte."""
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The accessed bytes, without those between the elements of a feature map."""
         if self.fm is None:
-            for run in self.runs:
-                yield labels[run.low : run.high]
-            return
+            return tuple(Block(run.low, (run.high - run.low,), (1,)) for run in self.runs)
         size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
+        full, rest = divmod(self.fm.depth, BRICK) if self.fm.bricks else (0, self.fm.depth)
+        blocks = []
         for tile in self.fm.tiles:
-            full, rest = divmod(self.fm.depth, BRICK) if self.fm.bricks else (0, self.fm.depth)
             if full:
-                yield _strided(labels, tile.base, (tile.height, full, tile.width, BRICK * size), (sy, sc, sx, 1))
+                blocks.append(_merge_axes(tile.base, (tile.height, full, tile.width, BRICK * size), (sy, sc, sx, 1)))
             if rest:
-                yield _strided(labels, tile.base + full * sc, (tile.height, tile.width, rest * size), (sy, sx, 1))
+                blocks.append(_merge_axes(tile.base + full * sc, (tile.height, tile.width, rest * size), (sy, sx, 1)))
+        return tuple(blocks)
 
 
-def _strided(labels: Labels, base: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Labels:
-    step = labels.itemsize
+class Block(NamedTuple):
+    """Bytes with a distance for each axis; the last axis is contiguous."""
+
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Block:
+    merged = [(shape[-1], strides[-1])]
+    for extent, stride in zip(shape[-2::-1], strides[-2::-1], strict=True):
+        inner, step = merged[-1]
+        if stride == inner * step:
+            merged[-1] = extent * inner, step
+        elif extent > 1:
+            merged.append((extent, stride))
+    return Block(base, *map(tuple, zip(*reversed(merged), strict=True)))
+
+
+class LabelMemory:
+    """A label for each byte of disjoint spaces.
+
+    Bytes that all accesses treat alike share a label, so that the time does not depend on the size of the spaces.
+    """
+
+    def __init__(self, spaces: Iterable[Place]):
+        self._spaces = sorted(spaces)
+        self._starts = [space[:2] for space in self._spaces]
+        self._units = [high - low for _, low, high in self._spaces]  # bytes of each label
+        self._labels: list[Labels] = [np.zeros(1, np.int32) for _ in self._spaces]
+
+    def clear(self) -> None:
+        for labels in self._labels:
+            labels.fill(0)
+
+    def views(self, region: int, blocks: Sequence[Block]) -> list[Labels]:
+        """Return views of the labels of an access."""
+        number = bisect_right(self._starts, (region, min(block.base for block in blocks))) - 1
+        low, labels = self._spaces[number][1], self._labels[number]
+        unit = gcd(self._units[number], *(n for base, shape, strides in blocks for n in (base - low, shape[-1], *strides[:-1])))
+        if unit != self._units[number]:
+            labels = self._labels[number] = np.repeat(labels, self._units[number] // unit)
+            self._units[number] = unit
+        return [_view(labels, unit, block._replace(base=block.base - low)) for block in blocks]
+
+
+def _view(labels: Labels, unit: int, block: Block) -> Labels:
+    size = labels.itemsize
+    shape, strides = (*block.shape[:-1], block.shape[-1] // unit), (*(stride // unit * size for stride in block.strides[:-1]), size)
     try:
-        return np.ndarray(shape, labels.dtype, labels, base * step, tuple(step * stride for stride in strides))
+        return np.ndarray(shape, labels.dtype, labels, block.base // unit * size, strides)
     except ValueError as error:
-        raise MachineFault(f"a feature map of shape {shape} at {base:#x} exceeds its region.") from error
+        raise MachineFault(f"a feature map of shape {block.shape} at {block.base:#x} exceeds its space.") from error
 
 
 def list_reads(op: Op, regions: Collection[int]) -> list[Access]:
-    return _list_accesses(op.prepared, tuple(iterate_reads(op.prepared)), regions, writes=False)
+    return _list_accesses(op.prepared, op.reads, regions, writes=False)
 
 
 def list_writes(op: Op, regions: Collection[int]) -> list[Access]:
-    return _list_accesses(op.prepared, tuple(iterate_writes(op.prepared)), regions, writes=True)
+    return _list_accesses(op.prepared, op.writes, regions, writes=True)
 
 
 def _list_accesses(prepared: Prepared, runs: Sequence[Run], regions: Collection[int], *, writes: bool) -> list[Access]:

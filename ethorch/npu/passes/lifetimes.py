@@ -11,7 +11,7 @@ from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
 from ethorch.npu.ir import Op
 from ethorch.npu.ir.encode import MOST_KERNELS, MOST_TRANSFERS, derive_waits
 from ethorch.npu.ir.image import Place
-from ethorch.npu.passes.accesses import Access, Labels, is_in_place, list_reads, list_writes
+from ethorch.npu.passes.accesses import Access, Block, LabelMemory, Labels, is_in_place, list_reads, list_writes
 from ethorch.npu.passes.segments import Permit, Segment, Value, find_clashes, merge_pieces
 
 _UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
@@ -37,6 +37,7 @@ def find_lifetimes(
     *,
     divide: bool = False,
     operators: Iterable[Sequence[int]] = (),
+    spaces: Iterable[Place] = (),
 ) -> Lifetimes:
     """Return the segments of a stream with their lifetimes.
 
@@ -44,14 +45,15 @@ def find_lifetimes(
         sizes: Bytes by region to allocate.
         divide: Whether parts of a value end separately.
         operators: Positions of operations whose maps keep their distances.
+        spaces: Disjoint spaces that contain one segment each, if known.
     """
-    return _Tracker(ops, sizes, divide).track(inputs, outputs, operators)
+    return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
 
 
 class _Tracker:
-    def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], divide: bool):
+    def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], divide: bool, spaces: Iterable[Place]):
         self.ops, self.sizes, self.divide = ops, sizes, divide
-        self.labels: dict[int, Labels] = {n: np.zeros(size, np.int32) for n, size in sizes.items()}
+        self.labels = LabelMemory(spaces or ((region, 0, size) for region, size in sizes.items()))
         self.values = [Value(0, [(0, 0)], 0, 0)]
         self.parents = [0]
         self.owners: dict[tuple[int, str], int] = {}
@@ -104,18 +106,20 @@ class _Tracker:
         if region not in self.sizes or low >= high:
             return -1
         value = self._create(region, [(low, high)], -1, -1)
-        self.labels[region][low:high] = value
+        for view in self.labels.views(region, (Block(low, (high - low,), (1,)),)):
+            view[...] = value
         return value
 
     def _read_output(self, place: Place) -> int:
         region, low, high = place
         if region not in self.sizes or low >= high:
             return -1
-        return self._use(self._find_labels([self.labels[region][low:high]]), region, ((low, high),), self.end)
+        views = self.labels.views(region, (Block(low, (high - low,), (1,)),))
+        return self._use(self._find_labels(views), region, ((low, high),), self.end)
 
     def _read(self, access: Access, time: int, position: int) -> int:
         ranges = tuple((run.low, run.high) for run in access.runs)
-        views = list(access.views(self.labels[access.region]))
+        views = self.labels.views(access.region, access.blocks)
         value = self._use(self._find_labels(views), access.region, ranges, time)
         for view in views:
             if self.values[value].ranges == list(ranges) and not self.values[value].reads:  # bytes that nothing wrote
@@ -126,7 +130,7 @@ class _Tracker:
     def _write(self, access: Access, first: int, last: int, position: int) -> int:
         value = self._create(access.region, [(run.low, run.high) for run in access.runs], first, last)
         self.values[value].writer = op = self.ops[position]
-        views = list(access.views(self.labels[access.region]))
+        views = self.labels.views(access.region, access.blocks)
         replaced = self._find_labels(views)
         if len(replaced) == 1 and not op.is_dma and self._is_repetition(self.values[min(replaced)], self.values[value]):
             self._join(min(replaced), value)

@@ -28,10 +28,10 @@ def separate(stream: Stream) -> tuple[Stream, Lifetimes]:
     ends = dict.fromkeys(sizes, 0)
     moves, segments = [], []
     for segment in lifetimes.segments:
-        low, high = min(segment.low, *(p.low for p in segment.pieces)), max(segment.high, *(p.high for p in segment.pieces))
-        move = ends[segment.region] - low // ALIGNMENT * ALIGNMENT
+        _, low, high = segment.space
+        move = ends[segment.region] - low
         moves.append(move)
-        ends[segment.region] = round_up(high + move)
+        ends[segment.region] = high + move
         pieces = tuple(replace(piece, low=piece.low + move, high=piece.high + move) for piece in segment.pieces)
         segments.append(Segment(segment.region, segment.low + move, segment.high + move, pieces))
     return move_items(stream, lifetimes, moves, ends), replace(lifetimes, segments=segments, permits=[])

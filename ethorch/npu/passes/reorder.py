@@ -156,7 +156,7 @@ class _Search:
         live = [(segment, min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)) for segment in self.segments]
         inputs: list[Place] = [(segment.region, segment.low, segment.high) for segment, start, end in live if start < first <= end]
         outputs: list[Place] = [(segment.region, segment.low, segment.high) for segment, start, end in live if start <= last < end]
-        lifetimes = find_lifetimes(window.ops, self.sizes, inputs, outputs)
+        lifetimes = find_lifetimes(window.ops, self.sizes, inputs, outputs, spaces=self.tiler.spaces)
         segments = [segment for segment in lifetimes.segments if segment.region == region]
         numbers = {n: at for at, n in enumerate(n for n, segment in enumerate(lifetimes.segments) if segment.region == region)}
         permits = [

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ethorch.npu.ir import Op
+from ethorch.npu.ir.image import Place
 
 #: Distance of addresses that every access accepts: bricks, transfers and streams (npu-reference 3.2, 4.2, 7).
 ALIGNMENT = 16
@@ -49,6 +50,12 @@ class Segment:
     low: int
     high: int
     pieces: tuple[Piece, ...]
+
+    @property
+    def space(self) -> Place:
+        """The bytes with those that alignment adds."""
+        low, high = min(self.low, *(p.low for p in self.pieces)), max(self.high, *(p.high for p in self.pieces))
+        return self.region, *_round(low, high)
 
 
 @dataclass(frozen=True)

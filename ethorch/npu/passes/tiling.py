@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ethorch.npu.ir import Op
 from ethorch.npu.memory import INTERNAL
-from ethorch.npu.passes.accesses import Access, Labels, list_reads, list_writes
+from ethorch.npu.passes.accesses import Access, LabelMemory, list_reads, list_writes
 from ethorch.npu.passes.layouts import WHOLE, place_parts, with_layout
 from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.segments import Segment
@@ -61,7 +61,8 @@ class Tiler:
         self.segments = segments
         self.units = [_Unit(group) for group in group_chains(ops)]
         self.sizes = sizes
-        self._clear()
+        self.spaces = [segment.space for segment in segments]
+        self.writers, self.readers = LabelMemory(self.spaces), LabelMemory(self.spaces)
         self._key = first_key
         self._accesses: dict[int, tuple[list[Access], list[Access]]] = {}
 
@@ -216,9 +217,9 @@ class Tiler:
         for op in ops:
             reads, writes = self.accesses(op)
             for access in reads if reads_only else (*reads, *writes):
-                numbers.update(int(view.max()) for view in access.views(self.writers[access.region]))
+                numbers.update(int(view.max()) for view in self.writers.views(access.region, access.blocks))
             for access in () if reads_only else writes:
-                numbers.update(int(view.max()) for view in access.views(self.readers[access.region]))
+                numbers.update(int(view.max()) for view in self.readers.views(access.region, access.blocks))
         return numbers
 
     def _mark(self, parts: Sequence[Sequence[Op]]) -> None:
@@ -226,12 +227,12 @@ class Tiler:
             for op in ops:
                 reads, writes = self.accesses(op)
                 for access in reads:
-                    for view in access.views(self.readers[access.region]):
+                    for view in self.readers.views(access.region, access.blocks):
                         np.maximum(view, number, out=view)
                 for access in writes:
-                    for view in access.views(self.writers[access.region]):
+                    for view in self.writers.views(access.region, access.blocks):
                         view[...] = number
-                    for view in access.views(self.readers[access.region]):
+                    for view in self.readers.views(access.region, access.blocks):
                         view[...] = _OUTSIDE
 
     def _number(self, units: Sequence[_Unit], count: int) -> None:
@@ -249,15 +250,15 @@ class Tiler:
                 continue
             # Labels are distances from the end, so that 0 or less means that nothing needs the bytes.
             written = [access for op in unit.ops for access in self.accesses(op)[1]]
-            distance = max([1, *(int(view.max()) for access in written for view in access.views(needs[access.region]))])
+            distance = max([1, *(int(view.max()) for access in written for view in needs.views(access.region, access.blocks))])
             unit.number = count - distance
             self._need(needs, unit.ops, distance)
 
-    def _need(self, needs: Mapping[int, Labels], ops: Sequence[Op], distance: int) -> None:
+    def _need(self, needs: LabelMemory, ops: Sequence[Op], distance: int) -> None:
         for op in ops:
             reads, writes = self.accesses(op)
             for access in (*reads, *writes):
-                for view in access.views(needs[access.region]):
+                for view in needs.views(access.region, access.blocks):
                     np.maximum(view, distance, out=view)
 
     def _is_legal(self, units: Sequence[_Unit], count: int) -> bool:
@@ -273,8 +274,8 @@ class Tiler:
         return _keeps_tables(units)
 
     def _clear(self) -> None:
-        self.writers: dict[int, Labels] = {n: np.zeros(size, np.int32) for n, size in self.sizes.items()}
-        self.readers: dict[int, Labels] = {n: np.zeros(size, np.int32) for n, size in self.sizes.items()}
+        self.writers.clear()
+        self.readers.clear()
 
 
 def _list_part(units: Sequence[_Unit], number: int) -> Iterator[Op]:
