@@ -45,6 +45,7 @@ class Tile(NamedTuple):
     height: int
     width: int
     base: int
+    number: int  # of the register that contains the base, e.g. 2 for IFM_BASE2
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +113,18 @@ class FeatureMap:
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
-            return [Tile(0, 0, height, width, self.bases[0])]
+            return [Tile(0, 0, height, width, self.bases[0], 0)]
         if self.storage == STORAGE_TILE3X1:
             cuts = [0, min(h0, height), min(h0 + h1, height), height]
-            boxes = [(cuts[i], 0, cuts[i + 1] - cuts[i], width, self.bases[i]) for i in range(3)]
+            boxes = [(cuts[i], 0, cuts[i + 1] - cuts[i], width) for i in range(3)]
         else:
             boxes = [
-                (0, 0, min(h0, height), min(w0, width), self.bases[0]),
-                (0, w0, min(h1, height), width - w0, self.bases[1]),
-                (h0, 0, height - h0, min(w0, width), self.bases[2]),
-                (h1, w0, height - h1, width - w0, self.bases[3]),
+                (0, 0, min(h0, height), min(w0, width)),
+                (0, w0, min(h1, height), width - w0),
+                (h0, 0, height - h0, min(w0, width)),
+                (h1, w0, height - h1, width - w0),
             ]
-        return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
+        return [Tile(*box, self.bases[number], number) for number, box in enumerate(boxes) if box[2] > 0 and box[3] > 0]
 
     def extents(self) -> list[tuple[int, int]]:
         """Return [lowest address, end address) of each tile. For NHCWB16, the range includes whole bricks."""

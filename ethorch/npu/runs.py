@@ -56,7 +56,7 @@ def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
         if isinstance(access, FeatureMap):
             if access.in_memory:
                 for tile, (low, high) in zip(access.tiles, access.extents(), strict=True):
-                    yield Run(f"{access.name}_BASE{access.bases.index(tile.base)}", access.region, tile.base, low, high)
+                    yield Run(f"{access.name}_BASE{tile.number}", access.region, tile.base, low, high)
         elif access.size_bytes:
             register = access.name if access.name in _TRANSFER_BASES else f"{access.name}_BASE"
             yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)

@@ -43,7 +43,7 @@ def _check_map(facts: Facts, index: int, fm: FeatureMap) -> Iterator[Rejection]:
     unit = BRICK if fm.bricks else size
     for tile in fm.tiles:
         if tile.base % unit:
-            register = f"{fm.name}_BASE{fm.bases.index(tile.base)}"
+            register = f"{fm.name}_BASE{tile.number}"
             yield reject(facts, index, "alignment", register, tile.base, f"multiples of {unit}")
     names = ("STRIDE_Y", "STRIDE_X", "STRIDE_C")
     for name, stride in zip(names, fm.strides if fm.bricks else fm.strides[:2], strict=False):
