@@ -24,6 +24,9 @@ _MOST_WINDOWS = 40
 _MOST_ITEMS = 2  # at a peak
 _HOT = 0.7  # share of the peak from which parts may help
 _WORTH = 0.03  # share of the peak that a window must save
+#: Operations that the trials of one search may create, in about a second. The networks of ``bench/`` need at most 1,900 for the
+#: windows that they use.
+_MOST_SPLITS = 2_000
 
 
 Rate = Callable[[Sequence[Op]], int]
@@ -112,22 +115,22 @@ class _Search:
                 signature = region, _describe(self.tiler.units[seed].ops), stop - seed, time - seed
                 is_known = signature in self.ways
                 ways = [self.ways[signature]] if is_known else list(_list_ways(self.tiler.units[seed].ops[0], stop - seed))
-                candidate: tuple[int, int, Window, _Way] | None = None
+                most, best_way = 0, None
                 for way in ways:
                     window = None if way is None else self._tile(seed, way)
-                    if window is None or way is None or not window.first < time <= window.end:
+                    if window is None or not window.first < time <= window.end:
                         continue
-                    before = int(self.live[region][time])
-                    after = self._measure(window, region)
-                    saved = before - after
-                    if saved <= _WORTH * peak or (candidate is not None and -saved > candidate[0]):
+                    saved = int(self.live[region][time]) - self._measure(window, region)
+                    if saved <= _WORTH * peak or saved < most:
                         continue
-                    cost = self._find_cost(window)
-                    if cost <= self.budget and (candidate is None or (-saved, cost) < candidate[:2]):
-                        candidate = -saved, cost, replace(window, cost=cost), way
-                self.ways[signature] = None if candidate is None else candidate[3]
-                if candidate is not None and (best is None or candidate[:2] < best[:2]):
-                    best = candidate[:3]
+                    if best is None or -saved <= best[0]:
+                        cost = self._find_cost(window)
+                        if cost > self.budget:
+                            continue
+                        if best is None or (-saved, cost) < best[:2]:
+                            best = -saved, cost, replace(window, cost=cost)
+                    most, best_way = saved, way
+                self.ways[signature] = best_way
         return None if best is None else best[2]
 
     def _find_cost(self, window: Window) -> int:
@@ -146,7 +149,7 @@ class _Search:
     def _tile(self, seed: int, way: _Way) -> Window | None:
         first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
         last = min([self.count - 1, seed + way.after, *(w.first - 1 for w in self.windows if w.first > seed)])
-        if self._is_used(first, last + 1):
+        if self._is_used(first, last + 1) or self.tiler.splits > _MOST_SPLITS:
             return None
         result = self.tiler.tile(first, seed, way.axis, way.cut, last)
         return None if result is None else Window(first, result[0], tuple(map(tuple, result[1])))

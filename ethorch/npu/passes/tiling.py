@@ -64,6 +64,7 @@ class Tiler:
         self.spaces = [segment.space for segment in segments]
         self.writers, self.readers = LabelMemory(self.spaces), LabelMemory(self.spaces)
         self._key = first_key
+        self.splits = 0  # operations that trials created
         self._accesses: dict[int, tuple[list[Access], list[Access]]] = {}
 
     def accesses(self, op: Op) -> tuple[list[Access], list[Access]]:
@@ -197,6 +198,7 @@ class Tiler:
                 return None
             keys = range(self._key, self._key - cut.count, -1)
             self._key -= cut.count
+            self.splits += cut.count
             column = split(op, axis, ranges, keys)
             if column is None:
                 return None
