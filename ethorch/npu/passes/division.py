@@ -14,7 +14,9 @@ from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 
-_ROUNDS = 3
+#: Operations that the searches of windows may create, in about a second. The networks of ``bench/`` create at most 1,900 for the
+#: windows that they use.
+_TRIALS = (2_000, 1_000, 500)
 #: Share of cycles that parts may add, as for smaller arenas (``ethorch.vela.arena``).
 TOLERANCE = 0.005
 #: Minimum share of the bytes that parts must save, as for smaller arenas.
@@ -28,15 +30,15 @@ def run(stream: Stream, context: Context) -> Stream | None:
     if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream
-    for _ in range(_ROUNDS):
-        smaller = _divide(best, context, most)
+    for trials in _TRIALS:
+        smaller = _divide(best, context, most, trials)
         if smaller is None:
             break
         best = smaller
     return None if best is stream else best
 
 
-def _divide(stream: Stream, context: Context, most: int) -> Stream | None:
+def _divide(stream: Stream, context: Context, most: int, trials: int) -> Stream | None:
     """Run windows part by part if that saves bytes within ``most`` cycles."""
     apart, lifetimes = separate(stream)
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
@@ -44,7 +46,7 @@ def _divide(stream: Stream, context: Context, most: int) -> Stream | None:
     def rate(ops: Sequence[Op]) -> int:
         return estimate(replace(apart, ops=list(ops)), context.regions, context.effects).cycles
 
-    windows = find_windows(apart.ops, lifetimes, sizes, stream.new_key(), rate, most - context.rate(stream))
+    windows = find_windows(apart.ops, lifetimes, sizes, stream.new_key(), rate, most - context.rate(stream), trials)
     used = sorted({window.region for window in windows})
     choices = [windows, *([window for window in windows if window.region == region] for region in used if len(used) > 1)]
     for choice in choices:

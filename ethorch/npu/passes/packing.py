@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 _NEVER = 1 << 60  # an offset that no pair of segments has
 _WORK = 40_000  # placements of one search
 _RESTARTS = 4
+_NEGLIGIBLE = 256  # bytes above the bound for which no further placement is tried
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class _Packer:
         for _, order, last in starts[:_RESTARTS]:
             share = work // _RESTARTS
             current, failed = list(order), last
-            while share > 0 and best > self.bound:
+            while share > 0 and best > self.bound + _NEGLIGIBLE:
                 tried = self._move_forward(current, failed, random_numbers)
                 moves, size, last = self._place(tried, best)
                 share -= self.count

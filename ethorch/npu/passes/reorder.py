@@ -24,9 +24,6 @@ _MOST_WINDOWS = 40
 _MOST_ITEMS = 2  # at a peak
 _HOT = 0.7  # share of the peak from which parts may help
 _WORTH = 0.03  # share of the peak that a window must save
-#: Operations that the trials of one search may create, in about a second. The networks of ``bench/`` need at most 1,900 for the
-#: windows that they use.
-_MOST_SPLITS = 2_000
 
 
 Rate = Callable[[Sequence[Op]], int]
@@ -57,7 +54,7 @@ class _Way:
 
 
 def find_windows(
-    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int
+    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, trials: int
 ) -> list[Window]:
     """Return disjoint windows, in order, whose parts reduce the peaks.
 
@@ -65,13 +62,23 @@ def find_windows(
         ops: Operations of a stream with disjoint segments.
         rate: Function that estimates the cycles of operations.
         budget: Cycles that the windows may add.
+        trials: Operations that may be created to compare windows.
     """
-    return _Search(ops, lifetimes, sizes, first_key, rate, budget).run()
+    return _Search(ops, lifetimes, sizes, first_key, rate, budget, trials).run()
 
 
 class _Search:
-    def __init__(self, ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int):
-        self.rate, self.budget = rate, budget
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        lifetimes: Lifetimes,
+        sizes: Mapping[int, int],
+        first_key: int,
+        rate: Rate,
+        budget: int,
+        trials: int,
+    ):
+        self.rate, self.budget, self.trials = rate, budget, trials
         self.segments, self.sizes = lifetimes.segments, dict(sizes)
         self.tiler = Tiler(ops, sizes, lifetimes.segments, first_key)
         self.count = len(self.tiler.units)
@@ -149,7 +156,7 @@ class _Search:
     def _tile(self, seed: int, way: _Way) -> Window | None:
         first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
         last = min([self.count - 1, seed + way.after, *(w.first - 1 for w in self.windows if w.first > seed)])
-        if self._is_used(first, last + 1) or self.tiler.splits > _MOST_SPLITS:
+        if self._is_used(first, last + 1) or self.tiler.splits > self.trials:
             return None
         result = self.tiler.tile(first, seed, way.axis, way.cut, last)
         return None if result is None else Window(first, result[0], tuple(map(tuple, result[1])))

@@ -176,7 +176,7 @@ def test_attention_part_by_part_needs_less_memory(target: str) -> None:
     before = decode(case.payload, case.image)
     apart, lifetimes = separate(before)
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
-    windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, 0)
+    windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, 0, 2_000)
     after = allocation.allocate(division.apply_windows(apart, windows)).stream
     assert allocation.count_bytes(after) < 0.75 * allocation.count_bytes(before)
     assert_equal(case, after)
