@@ -92,7 +92,7 @@ class Frame(ABC):
     Methods raise Unsupported if the target cannot run a node.
 
     Args:
-        graph: FX graph. It is not modified.
+        graph: FX graph, not modified.
         constants: Function that returns the array of a parameter, buffer or constant.
         refused: Nodes that an earlier pass refused, with reasons.
         operands: Lowered values of a subgraph's placeholders.

@@ -25,7 +25,6 @@ class LayerComparison:
         fused: ATen names of the preceding operators that share the quantize node, in order.
         module, source: Module path and ``file.py:line`` in the user's code.
         on_npu: Whether the operator runs on the NPU.
-        dtype: Integer type of the result.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
         float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result relative to the first. ``fake`` is the fake-quantized

@@ -73,7 +73,6 @@ class State:
 
     Attributes:
         name: Qualified name in the model.
-        dtype, shape: Type and shape in the program.
         size_bytes: RAM of the buffer, excluding copies in the scratch region.
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
         where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.

@@ -48,7 +48,7 @@ class Access:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The accessed bytes, without those between the elements of a feature map."""
+        """The accessed bytes, without gaps."""
         if self.fm is None:
             return tuple(Block(run.low, (run.high - run.low,), (1,)) for run in self.runs)
         size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
@@ -82,10 +82,7 @@ def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Bloc
 
 
 class LabelMemory:
-    """A label for each byte of disjoint spaces.
-
-    Bytes that all accesses treat alike share a label, so that the time does not depend on the size of the spaces.
-    """
+    """Labels of the bytes of disjoint spaces. Bytes that all accesses treat alike share a label."""
 
     def __init__(self, spaces: Iterable[Place]):
         self._spaces = sorted(spaces)

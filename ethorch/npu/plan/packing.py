@@ -41,7 +41,7 @@ class Context:
     """The state while a stream is packed.
 
     Attributes:
-        memory: Memory of the machine. Machines with equal region sizes can share the plan.
+        memory: Memory of the machine, or of one with equal region sizes.
         constants: Constant bytes at this point of the stream.
         carries: Whether to pack steps with chain buffers or accumulators. Otherwise, these steps run in Python.
         own_bytes: Size of the memory that belongs to the plan.

@@ -54,7 +54,7 @@ def check_forms(facts: Facts, index: int, vela_forms: frozenset[str]) -> Iterato
 @cache
 def load_forms(family: str) -> frozenset[str]:
     path = Path(__file__).parent / f"forms_{family}.txt"
-    return frozenset(path.read_text("utf-8").splitlines()) if path.exists() else frozenset()
+    return frozenset(path.read_text("utf-8").splitlines())
 
 
 def list_forms(facts: Facts) -> list[str]:

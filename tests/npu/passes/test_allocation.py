@@ -17,6 +17,7 @@ from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.encode import derive_waits, encode
 from ethorch.npu.ir.image import Image
 from ethorch.npu.passes import allocation, division
+from ethorch.npu.passes.accesses import Block, LabelMemory
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.packing import bound_size, pack
@@ -25,6 +26,7 @@ from ethorch.npu.passes.reorder import find_windows
 from ethorch.npu.passes.segments import Permit, Piece, Segment
 from ethorch.npu.verify import decode_instructions, trace_reference, verify, verify_listing
 from ethorch.program.program import record_of
+from ethorch.support.errors import MachineFault
 from tests.npu.passes.streams import list_instructions, read_rates
 from tests.npu.verify.streams import Case, benchmark_cases, compile_benchmark, compile_case, from_delegate
 
@@ -123,6 +125,31 @@ def test_an_item_uses_gaps_of_another_one() -> None:
     outer = Segment(1, 0, 96, (Piece(0, 32, 0, 9), Piece(64, 96, 0, 9)))
     packing = pack([outer, segment(32, 2, 3, at=96)], [])
     assert packing.size_bytes == packing.bound == 96
+
+
+def test_each_tile_has_its_own_register() -> None:
+    """Also if an unused register contains the same address, as for a rolling buffer at the start of the arena."""
+    ops = decode(compile_case("blocks", "ethos-u55-128").payload).ops
+    op = next(op for op in ops if op.name == "NPU_OP_CONV" and op.registers["OFM_HEIGHT_M1"] > 3)
+    tiled = op.copy(OFM_HEIGHT0_M1=1, OFM_BASE1=0, OFM_BASE2=0)
+    assert [run.register for run in tiled.writes] == ["OFM_BASE0", "OFM_BASE2"]
+
+
+def test_labels_are_as_coarse_as_the_accesses() -> None:
+    memory = LabelMemory([(1, 64, 4160), (1, 4160, 4176), (2, 0, 1 << 40)])
+    for number, block in enumerate(
+        (Block(64, (1024,), (1,)), Block(1088, (2, 512), (1024, 1)), Block(1600, (2, 512), (1024, 1))), 1
+    ):
+        for view in memory.views(1, [block]):
+            view[...] = number
+    assert [view.tolist() for view in memory.views(1, [Block(64, (4096,), (1,))])] == [[1, 1, 2, 3, 2, 3, 0, 0]]
+    assert memory.views(1, [Block(4160, (16,), (1,))])[0].tolist() == [0]
+    assert memory.views(2, [Block(0, (1 << 40,), (1,))])[0].tolist() == [0]
+    assert memory.views(1, [Block(63 + 2, (3,), (1,))])[0].tolist() == [1, 1, 1]
+    with pytest.raises(MachineFault, match="exceeds"):
+        memory.views(1, [Block(4160, (2, 16), (16, 1))])
+    memory.clear()
+    assert not memory.views(1, [Block(64, (4096,), (1,))])[0].any()
 
 
 def test_a_permit_allows_one_address() -> None:

@@ -141,6 +141,16 @@ def test_occupancy_finds_gaps_in_space_and_time() -> None:
     assert occupancy.find([(1, len(ops) - 1, 0, 32), (1, len(ops) - 1, 32, 32)], 64) is not None
 
 
+def test_unread_bytes_of_an_input_are_in_use_until_its_last_read() -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    ops = decode(case.payload, case.image).ops
+    size = case.image.sizes[1]
+    (region, low, _), *others = case.image.inputs
+    occupancy = Occupancy(ops, 1, size + 128, replace(case.image, inputs=((region, low, size + 64), *others)))
+    assert occupancy.find([(0, len(ops) - 1, 0, 64)], 64) == size + 64
+    assert occupancy.find([(2, len(ops) - 1, 0, 64)], 64) == size  # the first two operations read the input
+
+
 @pytest.mark.parametrize(("network", "target"), CASES)
 def test_the_pipeline_accepts_the_result(network: str, target: str) -> None:
     case = compile_case(network, target)
