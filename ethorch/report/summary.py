@@ -101,11 +101,11 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         for operator in verification["repairs"]:
             yield "Repaired", "1 copy", f"inserted before {operator} to avoid a Vela bug"
     for row in data.get("stream_passes", ()):
-        cycles = row["cycles_before"] - row["cycles_after"]
-        saved = [f"{cycles:,} cycles ({cycles / max(row['cycles_before'], 1):.1%})"]
-        if difference := row["bytes_before"] - row["bytes_after"]:
-            saved.append(f"{difference:,} bytes of RAM")
-        yield "Pass", row["name"], f"saves {' and '.join(saved)} of Vela's command stream, by the cycle model"
+        effects = (
+            _describe_change(row["cycles_after"], row["cycles_before"], "cycles"),
+            _describe_change(row["bytes_after"], row["bytes_before"], "bytes of RAM"),
+        )
+        yield "Pass", row["name"], f"{' and '.join(filter(None, effects))}, by the cycle model"
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):
@@ -116,6 +116,12 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
                 sign, offset = ("-", codes["zero_point"]) if codes["zero_point"] >= 0 else ("+", -codes["zero_point"])
                 meaning = f"value = (integer {sign} {offset}) * {codes['scale']:.6g}"
             yield f"{side[:-1].capitalize()} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
+
+
+def _describe_change(after: int, before: int, unit: str) -> str:
+    if after == before:
+        return ""
+    return f"{'saves' if after < before else 'adds'} {abs(after - before):,} {unit} ({abs(after - before) / max(before, 1):.1%})"
 
 
 def budget_rows(data: Data) -> Iterator[tuple[str, str, str, str]]:

@@ -40,3 +40,12 @@ def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: et
     assert table.count("(GATHER.absent)") == html.count("<code>GATHER.absent</code>") == 1
     assert "| 3 | aten.index.Tensor | layers.0 |" in table
     assert "<tr><td>3</td><td>aten.index.Tensor</td><td>layers.0</td>" in html
+
+
+def test_passes_state_what_they_save_and_add(data: dict[str, Any]) -> None:
+    sizes = {"cycles_before": 2000, "cycles_after": 1500, "bytes_before": 400, "bytes_after": 500}
+    equal = {**sizes, "name": "allocation", "cycles_after": 2000, "bytes_after": 300}
+    data["stream_passes"] = [{**sizes, "name": "attention", "delegates": 1}, {**equal, "delegates": 1}]
+    text = as_text(summary(data))
+    assert "saves 500 cycles (25.0%) and adds 100 bytes of RAM (25.0%), by the cycle model" in text
+    assert "saves 100 bytes of RAM (25.0%), by the cycle model" in text

@@ -17,7 +17,7 @@ MOST_KERNELS = 2
 MOST_TRANSFERS = {U55: 1, U65: 2, U85: 4}
 MOST_BLOCKDEP = {U55: 3, U65: 3, U85: 7}
 #: NPUs whose kernels use the banks of tables for other data (regor's ethos_u55.cpp: SHRAM of 16 banks).
-_SHARED_BANKS = ("ethos-u55-32", "ethos-u55-64")
+SHARED_BANKS = ("ethos-u55-32", "ethos-u55-64")
 _STREAMS = ("WEIGHT", "SCALE")
 
 
@@ -105,7 +105,7 @@ def has_conflict(first: Op, second: Op) -> bool:
 
 def _share_banks(first: Op, second: Op) -> bool:
     transfers = [op for op in (first, second) if op.is_dma]
-    is_shared = len(transfers) == 1 and first.npu.name in _SHARED_BANKS
+    is_shared = len(transfers) == 1 and first.npu.name in SHARED_BANKS
     return is_shared and any(run.region == INTERNAL for run in transfers[0].writes)
 
 
