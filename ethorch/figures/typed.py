@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ethorch.support.errors import FormatError
@@ -57,8 +57,7 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Create a dataclass instance from the result of ``write_row`` or ``dataclasses.asdict``.
 
     Raises:
-        FormatError: A value does not have the type of its field.
-        TypeError: A value is missing.
+        FormatError: A value is missing, or does not have the type of its field.
     """
     values = {}
     for entry in fields(kind):  # type: ignore[arg-type]
@@ -69,6 +68,8 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
             elif str(entry.type).startswith("float") and isinstance(value, str) and value in _NOT_FINITE:
                 value = float(value)
             values[entry.name] = value
+        elif entry.default is MISSING and entry.default_factory is MISSING:
+            raise FormatError(f"{kind.__name__}.{entry.name}: expected {entry.type}, found no value.")
     instance = kind(**values)
     check_types(instance)  # type: ignore[arg-type]
     return instance

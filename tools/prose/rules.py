@@ -22,7 +22,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
     ),
     "a thing that takes or gives": re.compile(
         r"\b(gives|is given|are given|is taken|are taken|took|takes(?! (a|an|the|up|place|precedence|about|less|longer|effect|"
-        r"part|over|some|several|only|at|\d|~|two|three|four|five|X|minutes|seconds|hours|more|most|much)\b))",
+        r"part|over|some|several|only|at|\d+|~|two|three|four|five|X|minutes|seconds|hours|more|most|much)\b))",
         re.IGNORECASE,
     ),
     "a negated noun": re.compile(

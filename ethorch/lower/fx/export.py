@@ -69,7 +69,7 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Check that at least one output has elements. Raise QuantizationError (``quantize.empty``) otherwise."""
+    """Raise QuantizationError (``quantize.empty``) if all outputs are empty."""
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):

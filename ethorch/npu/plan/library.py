@@ -77,9 +77,10 @@ def library() -> ctypes.CDLL | None:
     requested = os.environ.get("ETHORCH_NPU_LEVEL")
     for level in [requested] if requested in levels() else levels():
         try:
-            return declare(native.load(lambda level=level: build(level)))  # type: ignore[misc]
+            handle = native.load(lambda level=level: build(level))  # type: ignore[misc]
         except HostError:
             continue  # an old compiler may not support the flags of a new CPU
+        return declare(handle)
     return None
 
 
