@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from ethorch.npu.ir import Op
 from ethorch.npu.runs import Run
@@ -14,23 +16,18 @@ class Dependencies:
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.links: list[list[tuple[Run, int]]] = []  # by position: reads with their writers
-        written: dict[int, list[_Written]] = {}
+        written: dict[int, _Ranges] = {}
         for position, op in enumerate(ops):
             overlaps = [
-                (written_run.order, number, read, written_run.writer)
+                (*order, number, low, read)
                 for number, read in enumerate(op.reads)
-                for written_run in written.get(read.region, ())
-                if written_run.low < read.high and read.low < written_run.high
+                if read.region in written
+                for low, order in written[read.region].find(read.low, read.high)
             ]
-            overlaps.sort(key=lambda link: link[:2])
-            self.links.append([(read, writer) for _, _, read, writer in overlaps])
+            overlaps.sort(key=lambda link: link[:4])
+            self.links.append([(read, writer) for writer, _, _, _, read in overlaps])
             for number, new in enumerate(op.writes):
-                # A transfer overwrites its whole range. A feature map can leave gaps, so that parts of it remain.
-                remaining = _subtract if op.is_dma else _subtract_covered
-                entries = written.setdefault(new.region, [])
-                if any(written_run.low < new.high and new.low < written_run.high for written_run in entries):
-                    entries[:] = [rest for written_run in entries for rest in remaining(written_run, new)]
-                entries.append(_Written(new.low, new.high, position, (position, number)))
+                written.setdefault(new.region, _Ranges()).write(new.low, new.high, (position, number), is_whole=op.is_dma)
 
     def reaches(self, position: int, source: int) -> bool:
         pending, seen = [position], {position}
@@ -44,23 +41,45 @@ class Dependencies:
         return False
 
 
-class _Written(NamedTuple):
-    low: int
-    high: int
-    writer: int
-    order: tuple[int, int]
+class _Ranges:
+    """Written ranges of one region, which can overlap. Columns: start, end, writer, number of its output."""
 
+    def __init__(self) -> None:
+        self._rows = np.empty((4, 64), np.int64)
+        self._count = 0
 
-def _subtract(written_run: _Written, new: Run) -> Iterator[_Written]:
-    if written_run.high <= new.low or new.high <= written_run.low:
-        yield written_run
-        return
-    if written_run.low < new.low:
-        yield written_run._replace(high=new.low)
-    if new.high < written_run.high:
-        yield written_run._replace(low=new.high)
+    def find(self, low: int, high: int) -> list[tuple[int, tuple[int, int]]]:
+        """Return the start and the order of each range that overlaps [low, high)."""
+        return [(start, (writer, number)) for start, _, writer, number in self._rows[:, self._overlap(low, high)].T.tolist()]
 
+    def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
+        """Add a range. A range with gaps (``is_whole=False``) replaces only ranges that it covers."""
+        overlapping = self._overlap(low, high)
+        if len(overlapping):
+            rows = self._rows[:, overlapping]
+            covered = (rows[0] >= low) & (rows[1] <= high)
+            replaced = overlapping if is_whole else overlapping[covered]
+            if len(replaced):
+                self._remove(replaced)
+            if is_whole:
+                for start, end, *of in rows.T[~covered].tolist():
+                    if start < low:
+                        self._append(start, low, *of)
+                    if high < end:
+                        self._append(high, end, *of)
+        self._append(low, high, *order)
 
-def _subtract_covered(written_run: _Written, new: Run) -> Iterator[_Written]:
-    if written_run.low < new.low or new.high < written_run.high:
-        yield written_run
+    def _overlap(self, low: int, high: int) -> npt.NDArray[np.intp]:
+        starts, ends = self._rows[0, : self._count], self._rows[1, : self._count]
+        return np.flatnonzero((starts < high) & (ends > low))
+
+    def _remove(self, places: npt.NDArray[np.intp]) -> None:
+        rest = np.delete(self._rows[:, : self._count], places, 1)
+        self._count = rest.shape[1]
+        self._rows[:, : self._count] = rest
+
+    def _append(self, *row: int) -> None:
+        if self._count == self._rows.shape[1]:
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)], 1)
+        self._rows[:, self._count] = row
+        self._count += 1

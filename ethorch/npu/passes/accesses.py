@@ -124,7 +124,8 @@ def list_writes(op: Op, regions: Collection[int]) -> list[Access]:
 
 def _list_accesses(prepared: Prepared, runs: Sequence[Run], regions: Collection[int], *, writes: bool) -> list[Access]:
     if isinstance(prepared.form, Transfer):
-        return [Access(run.region, (run,), is_partial=writes) for run in runs if run.region in regions]
+        is_partial = writes and (prepared.scattered is not None or len(prepared.writes) != 1)
+        return [Access(run.region, (run,), is_partial=is_partial) for run in runs if run.region in regions]
     accesses = []
     for access in prepared.writes if writes else prepared.reads:
         if access.region not in regions:

@@ -73,10 +73,6 @@ class _Tracker:
             writes = list_writes(op, self.sizes)
             read_values = [(self._read(access, last, position), access) for access in reads]
             for access in writes:
-                if access.is_partial:
-                    value = self._read(access, last, position)
-                    self.values[value].start = min(self.values[value].start, first)
-                    continue
                 value = self._write(access, first, last, position)
                 for source, read in read_values:
                     if is_in_place(op, read, access):
@@ -132,7 +128,9 @@ class _Tracker:
         self.values[value].writer = op = self.ops[position]
         views = self.labels.views(access.region, access.blocks)
         replaced = self._find_labels(views)
-        if len(replaced) == 1 and not op.is_dma and self._is_repetition(self.values[min(replaced)], self.values[value]):
+        if access.is_partial and replaced:  # other bytes remain
+            self._join(self._use(replaced, access.region, self.values[value].ranges, last), value)
+        elif len(replaced) == 1 and not op.is_dma and self._is_repetition(self.values[min(replaced)], self.values[value]):
             self._join(min(replaced), value)
         for view in views:
             view[...] = value
@@ -152,11 +150,11 @@ class _Tracker:
         for run in access.runs:
             self.owners[position, run.register] = value
 
-    def _use(self, labels: set[int], region: int, ranges: tuple[tuple[int, int], ...], time: int) -> int:
+    def _use(self, labels: set[int], region: int, ranges: Sequence[tuple[int, int]], time: int) -> int:
         if not labels:
             return self._create(region, ranges, time, time)
         for label in labels:
-            self.values[label].reads.append((time, ranges))
+            self.values[label].reads.append((time, tuple(ranges)))
         first, *others = sorted(labels)
         for value in others:
             self._join(first, value)

@@ -61,38 +61,46 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
         return 0
     if second.name == "NPU_OP_ELEMENTWISE" and any(ifm.size_bytes < operand.size_bytes for operand in read):
         return 0  # a broadcast operand
-    if not _share_layout(ofm, ifm):
+    units = _find_units(ofm, ifm)
+    if units is None:
         return 0
     last = list_jobs((ofm.height, ofm.width, ofm.depth), shram.block_size(first), most, from_end=True)
     start = list_jobs((ifm.height, ifm.width, ifm.depth), _ifm_job(second), most)
     origin = min(tile.base for tile in ofm.tiles)
-    written = [_locate(ofm, job, origin) for job in reversed(last)]
-    needed = [_locate(ifm, job, origin) for job in start]
+    written = [_locate(ofm, job, origin, units) for job in reversed(last)]
+    needed = [_locate(ifm, job, origin, units) for job in start]
     conflicts = [i + j for i, a in enumerate(needed) for j, b in enumerate(written) if _intersect(a, b)]
     return min([len(last), len(start), *conflicts]) if conflicts else most
 
 
-def _share_layout(a: FeatureMap, b: FeatureMap) -> bool:
+def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
+    """Return the strides of a layout that contains both maps, one of which may be a strided slice, or None."""
     axes = 3 if a.bricks else 2
-    same = (a.bricks, a.dtype.itemsize, a.strides[:axes]) == (b.bricks, b.dtype.itemsize, b.strides[:axes])
-    return same and min(a.strides[:axes]) > 0
+    pairs = list(zip(a.strides, b.strides, strict=True))
+    if (a.bricks, a.dtype.itemsize) != (b.bricks, b.dtype.itemsize) or any(min(pair) <= 0 for pair in pairs[:axes]):
+        return None
+    if any(max(pair) % min(pair) for pair in pairs[:2]) or (a.bricks and pairs[2][0] != pairs[2][1]):
+        return None
+    return min(pairs[0]), min(pairs[1]), a.strides[2]
 
 
-def _locate(fm: FeatureMap, job: Box, origin: int) -> list[Box]:
+def _locate(fm: FeatureMap, job: Box, origin: int, units: Size) -> list[Box]:
+    steps = fm.strides[0] // units[0], fm.strides[1] // units[1]
     (row, column, channel), (rows, columns, channels) = job
     boxes = []
     for tile in fm.tiles:
         low = max(row, tile.y), max(column, tile.x)
         high = min(rows, tile.y + tile.height), min(columns, tile.x + tile.width)
         if low[0] < high[0] and low[1] < high[1]:
-            y, x, c = _position(fm, tile.base - origin)
-            y, x = y - tile.y, x - tile.x
-            boxes.append(((y + low[0], x + low[1], c + channel), (y + high[0], x + high[1], c + channels)))
+            y, x, c = _position(fm, tile.base - origin, units)
+            y, x = y - tile.y * steps[0], x - tile.x * steps[1]
+            start = y + low[0] * steps[0], x + low[1] * steps[1], c + channel
+            boxes.append((start, (y + (high[0] - 1) * steps[0] + 1, x + (high[1] - 1) * steps[1] + 1, c + channels)))
     return boxes
 
 
-def _position(fm: FeatureMap, offset: int) -> Size:
-    step_y, step_x, step_c = fm.strides
+def _position(fm: FeatureMap, offset: int, units: Size) -> Size:
+    step_y, step_x, step_c = units
     rows, rest = divmod(offset, step_y)
     bricks, rest = divmod(rest, step_c) if fm.bricks else (0, rest)
     columns, rest = divmod(rest, step_x)
