@@ -14,9 +14,10 @@ from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 
-#: Operations that the searches of windows may create, in about a second. The networks of ``bench/`` create at most 1,900 for the
-#: windows that they use.
-_TRIALS = (2_000, 1_000, 500)
+#: Maximum number of operations of a stream. Each search also estimates and allocates the whole stream.
+_MOST_OPS = 4_000
+#: Operations that the searches of windows may visit and create, in one to two seconds.
+_WORK = (4_000, 2_000, 1_000)
 #: Share of cycles that parts may add, as for smaller arenas (``ethorch.vela.arena``).
 TOLERANCE = 0.005
 #: Minimum share of the bytes that parts must save, as for smaller arenas.
@@ -27,18 +28,18 @@ LEAST_BYTES = 128 << 10
 
 def run(stream: Stream, context: Context) -> Stream | None:
     """Return the stream with smaller regions and hardly more cycles, or None."""
-    if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
+    if max(stream.image.sizes.values(), default=0) < LEAST_BYTES or len(stream.ops) > _MOST_OPS:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream
-    for trials in _TRIALS:
-        smaller = _divide(best, context, most, trials)
+    for work in _WORK:
+        smaller = _divide(best, context, most, work)
         if smaller is None:
             break
         best = smaller
     return None if best is stream else best
 
 
-def _divide(stream: Stream, context: Context, most: int, trials: int) -> Stream | None:
+def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
     """Run windows part by part if that saves bytes within ``most`` cycles."""
     apart, lifetimes = separate(stream)
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
@@ -46,7 +47,7 @@ def _divide(stream: Stream, context: Context, most: int, trials: int) -> Stream 
     def rate(ops: Sequence[Op]) -> int:
         return estimate(replace(apart, ops=list(ops)), context.regions, context.effects).cycles
 
-    windows = find_windows(apart.ops, lifetimes, sizes, stream.new_key(), rate, most - context.rate(stream), trials)
+    windows = find_windows(apart.ops, lifetimes, sizes, stream.new_key(), rate, most - context.rate(stream), work)
     used = sorted({window.region for window in windows})
     choices = [windows, *([window for window in windows if window.region == region] for region in used if len(used) > 1)]
     for choice in choices:

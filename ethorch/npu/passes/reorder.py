@@ -54,7 +54,7 @@ class _Way:
 
 
 def find_windows(
-    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, trials: int
+    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, work: int
 ) -> list[Window]:
     """Return disjoint windows, in order, whose parts reduce the peaks.
 
@@ -62,9 +62,9 @@ def find_windows(
         ops: Operations of a stream with disjoint segments.
         rate: Function that estimates the cycles of operations.
         budget: Cycles that the windows may add.
-        trials: Operations that may be created to compare windows.
+        work: Operations that may be visited and created to compare windows.
     """
-    return _Search(ops, lifetimes, sizes, first_key, rate, budget, trials).run()
+    return _Search(ops, lifetimes, sizes, first_key, rate, budget, work).run()
 
 
 class _Search:
@@ -76,9 +76,9 @@ class _Search:
         first_key: int,
         rate: Rate,
         budget: int,
-        trials: int,
+        work: int,
     ):
-        self.rate, self.budget, self.trials = rate, budget, trials
+        self.rate, self.budget, self.work = rate, budget, work
         self.segments, self.sizes = lifetimes.segments, dict(sizes)
         self.tiler = Tiler(ops, sizes, lifetimes.segments, first_key)
         self.count = len(self.tiler.units)
@@ -156,7 +156,7 @@ class _Search:
     def _tile(self, seed: int, way: _Way) -> Window | None:
         first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
         last = min([self.count - 1, seed + way.after, *(w.first - 1 for w in self.windows if w.first > seed)])
-        if self._is_used(first, last + 1) or self.tiler.splits > self.trials:
+        if self._is_used(first, last + 1) or self.tiler.work > self.work:
             return None
         result = self.tiler.tile(first, seed, way.axis, way.cut, last)
         return None if result is None else Window(first, result[0], tuple(map(tuple, result[1])))

@@ -64,7 +64,7 @@ class Tiler:
         self.spaces = [segment.space for segment in segments]
         self.writers, self.readers = LabelMemory(self.spaces), LabelMemory(self.spaces)
         self._key = first_key
-        self.splits = 0  # operations that trials created
+        self.work = 0  # operations that trials visited and created
         self._accesses: dict[int, tuple[list[Access], list[Access]]] = {}
 
     def accesses(self, op: Op) -> tuple[list[Access], list[Access]]:
@@ -82,6 +82,7 @@ class Tiler:
         """
         units = [replace(unit) for unit in self.units[first : last + 1]]
         end = self._divide(units, seed - first, axis, cut)
+        self.work += sum(len(unit.ops) for unit in units[:end])
         if end <= seed - first:
             return None
         units = units[:end]
@@ -198,7 +199,7 @@ class Tiler:
                 return None
             keys = range(self._key, self._key - cut.count, -1)
             self._key -= cut.count
-            self.splits += cut.count
+            self.work += cut.count
             column = split(op, axis, ranges, keys)
             if column is None:
                 return None
