@@ -13,14 +13,18 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
+from ethorch.npu.ir import Stream
+from ethorch.npu.passes import pipeline
+from ethorch.npu.passes.context import Context
 from ethorch.targets.npus import TARGETS
 from ethorch.vela import delegate
-from tests.helpers.random_networks import Network, network, sweeps
+from tests.helpers.random_networks import Network, network, runs, sweeps
 from tests.helpers.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
 from tests.helpers.random_networks.shrink import shrunk
 from tests.helpers.random_networks.sweeps import first_failures, sweep, without_row
@@ -253,6 +257,19 @@ def test_a_wrong_lowering_is_a_failure() -> None:
 @pytest.mark.parametrize(("id", "seed"), [("vela.broadcast-slice-in-chain", 226), ("vela.axis-of-column", 605)])
 def test_extended_networks_miss_rows_that_others_do_not_need(id: str, seed: int) -> None:
     assert sweeps.missed(seed, 4, [id]) == [id]
+
+
+def test_a_rejected_stream_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misplace(stream: Stream, context: Context) -> Stream:
+        first = min(position for position, op in enumerate(stream.ops) if "OFM_BASE0" in op.registers)
+        ops = list(stream.ops)
+        ops[first] = ops[first].copy(OFM_BASE0=ops[first].registers["OFM_BASE0"] + 1)
+        return replace(stream, ops=ops)
+
+    monkeypatch.setattr(runs, "optimize", lambda *arguments: pipeline.optimize(*arguments, [pipeline.Pass("allocation", misplace)]))
+    drawn = Network(0, (("x", "torch.randn(1, 4, 8, 8)"),), (("l", "nn.Conv2d(4, 8, 3)"),), (("y", "self.l(x)"),), ("y",))
+    kind, text = outcome(Subject(drawn), cases(0, 1)[0])
+    assert kind == "failure rejected" and "pass allocation" in text
 
 
 def test_extensions_leave_other_networks_as_they_are() -> None:

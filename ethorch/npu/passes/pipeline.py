@@ -46,7 +46,7 @@ class Optimized:
 
 
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
-    """Run the passes and verify the result. Return None if no pass changes the stream.
+    """Run the passes and verify the result. Return None if no pass changes the stream, or the verifier rejects it unchanged.
 
     Raises:
         MachineFault: The payload cannot be decoded.
@@ -74,6 +74,8 @@ def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[
     rejections = _verify(encoded, stream, reference, vela_forms)
     if not rejections:
         return optimized
+    if next(verify_listing(original, image, vela_forms=vela_forms), None) is not None:
+        return None  # the verifier rejects Vela's stream, too
     return Optimized(before, stream, encoded, tuple(effects), _find_pass(steps, reference, vela_forms), rejections)
 
 

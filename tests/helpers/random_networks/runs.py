@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from ethorch.backend.emit.partitions import Partition, call_delegate, partition_
 from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel
 from ethorch.npu import Machine, Program
+from ethorch.npu.passes.pipeline import Optimized, optimize
 from ethorch.program.measure.ladder import compare
 from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import QuantizationError, Reason
@@ -41,6 +43,7 @@ from ethorch.tosa import interpreter
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.layout import MAX_RANK
 from ethorch.tosa.serialize import serialize
+from ethorch.vela import optimize as vela_optimize
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.delegate import compile_lowered
 from tests.helpers.random_networks.network import Network
@@ -236,7 +239,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
         whole_program: Also write the ``.pte`` and run it in ExecuTorch's runtime.
 
     Raises:
-        Failure: The bytes differ, the simulator stops, or Vela prints an error.
+        Failure: The bytes differ, the simulator stops, Vela prints an error, or the verifier rejects the optimized commands.
         Exception: Any other error of compilation except refusals.
     """
     try:
@@ -253,7 +256,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
         return "through ExecuTorch" if delegates is None else "equal"
     repaired = False
     for number, delegate in enumerate(delegates):
-        with _nothing_printed():
+        with _nothing_printed(), mock.patch.object(vela_optimize, "optimize", _optimize):
             lowered = compile_lowered(delegate.graph.copy(), TARGETS[case.target].tuning, case.spec())
         repaired |= bool(lowered.repairs)
         found = simulated(lowered.compiled, delegate.inputs)
@@ -262,6 +265,13 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
             if different:
                 raise Failure("differs", f"{different} of {got.size} elements of output {place} of delegate {number}")
     return "repaired" if repaired else "equal" if delegates else "on the CPU"
+
+
+def _optimize(*arguments: Any) -> Optimized | None:
+    optimized = optimize(*arguments)
+    if optimized is not None and optimized.rejected:
+        raise Failure("rejected", f"pass {optimized.rejected}: {optimized.rejections[0]}")
+    return optimized
 
 
 def simulated(compiled: CompiledModel, codes: Sequence[np.ndarray]) -> list[np.ndarray]:
