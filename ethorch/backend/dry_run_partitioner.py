@@ -126,7 +126,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:
-        """Decompose refused operators that were kept for the NPU. The resulting operators stay on the CPU."""
+        """Decompose refused operators that were left undecomposed for the NPU. The resulting operators stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of(

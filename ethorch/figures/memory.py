@@ -37,8 +37,8 @@ def memory(
 ) -> MemoryReport:
     """Return the memory of the application: components, totals and tensors.
 
-    Staging memory has the size that Vela planned, or for a .pte the size that commands access, which can be smaller. Other sizes do
-    not depend on the source. The NPU tensors of a .pte are derived from the writes of commands.
+    Staging memory has the size that Vela planned; for a .pte, the size that commands access, which can be smaller. Other sizes do
+    not depend on the source. The NPU tensors of a .pte are derived from its commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.

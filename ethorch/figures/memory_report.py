@@ -77,9 +77,8 @@ class MemoryReport:
     """The memory of the whole application.
 
     Attributes:
-        components: Components, whose sums are the totals in RAM and flash.
-        tensors: Known tensors in NPU regions and ExecuTorch arenas.
-        regions: Size of each region in bytes.
+        components: Parts of the totals in RAM and flash.
+        tensors: Tensors in NPU regions and ExecuTorch arenas.
         scratch_bytes: Region sizes in bytes, by delegate number and region name.
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
         constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights

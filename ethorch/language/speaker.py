@@ -153,7 +153,7 @@ class Speaker:
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"expected 1 to {self.context - self.position} tokens (context {self.context}, position {self.position}), got "
+                f"expected at least one token, and at most {self.context - self.position} of the context's {self.context}, got "
                 f"{len(ids)}."
             )
         logits: Any = None

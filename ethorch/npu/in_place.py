@@ -72,11 +72,11 @@ class Inputs:
 
     Attributes:
         readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights
-            or together with its overwritten bytes, or if the stream has branches or is not COP1.
+            or with its overwritten bytes, or if the stream has branches or is not COP1.
         writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:
-        MachineFault: The payload is malformed, or its stream accesses bytes outside the scratch region.
+        MachineFault: The payload is malformed, or accesses bytes outside the scratch region.
     """
 
     def __init__(

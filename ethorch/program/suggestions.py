@@ -72,8 +72,8 @@ class Suggestions:
     """The changes that make a program smaller or faster.
 
     Attributes:
-        entries: Changes. Changes that meet all budgets are first.
-        obstacles: A sentence for each exceeded budget, which names the largest components.
+        entries: Changes. Changes that meet all budgets come first.
+        obstacles: A sentence for each exceeded budget.
     """
 
     entries: tuple[Suggestion, ...]

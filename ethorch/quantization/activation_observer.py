@@ -74,7 +74,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if not 50 < percentile <= 100:
             raise QuantizationError(
                 "calibration.percentile",
-                f"expected a percentage of values inside the range, more than 50 and at most 100, got percentile={percentile}",
+                f"expected a percentile of more than 50 and at most 100, got {percentile}",
             )
         self.method, self.percentile, self.averaging_constant = method, percentile, averaging_constant
         self.register_buffer("min_val", torch.tensor(math.inf))

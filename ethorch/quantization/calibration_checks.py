@@ -67,7 +67,7 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
         return
     if sum(each.batch for each in statistics) == 1:
         logger.warning(
-            "the ranges come from a single sample of input %s and will clip other inputs. Calibrate with a few dozen "
+            "the ranges come from a single sample of input %s, so larger values will be clipped. Calibrate with a few dozen "
             "representative inputs. [calibration.single_sample]",
             name,
         )

@@ -52,8 +52,8 @@ class Settings:
 
         A decomposed node matches the name and the target of its composite operator. If there is a global config, an operator
         without weights (relu, add, cat, pool, matmul, view) adopts the config that all its neighbors share. Neighbors that may
-        also adopt a config are skipped in favor of their own neighbors. Values between two 16-bit modules therefore remain
-        16-bit. Operators next to a float module use the global config.
+        also adopt a config are replaced by their own neighbors, so that values between 16-bit modules remain 16-bit.
+        Operators next to a float module use the global config.
 
         Args:
             warn: Whether to log settings that do not match any node.

@@ -153,7 +153,7 @@ class Reason:
 
 
 class Unsupported(EthorchError):
-    """A refused operator. Partitioning reports the refusal. ``preprocess`` raises this exception.
+    """The error for a refused operator. Partitioning reports it, and ``preprocess`` raises it.
 
     Attributes:
         place: Source location of the operator (an Origin), or None.

@@ -118,7 +118,7 @@ class ArmCompileSpec:
     def to_list(self) -> list[CompileSpec]:
         """Return the spec as ExecuTorch's list of CompileSpecs.
 
-        Each item has the attribute ``from_ethorch``, because the backends of ``executorch.backends.arm`` have the same names.
+        Each item has the attribute ``from_ethorch``, because ``executorch.backends.arm`` has backends with ethorch's names.
 
         Raises:
             SpecError: Debug information is requested, but no folder is set.

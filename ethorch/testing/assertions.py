@@ -146,7 +146,6 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
     """Check that the simulated outputs of each delegate equal the outputs of the TOSA reference model.
 
     Args:
-        program: Program returned by ``ethorch.compile``.
         inputs: Inputs of one inference. Defaults to the example inputs.
 
     Raises:

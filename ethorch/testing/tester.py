@@ -53,11 +53,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
-    Programs for Ethos-U run in ExecuTorch's runtime with the simulator. TOSA graphs run in the TOSA reference model. Failing checks
-    raise AssertionError, and failing stages raise ethorch errors.
+    Programs run in ExecuTorch's runtime with the simulator, TOSA graphs in the TOSA reference model. Failing checks raise
+    AssertionError.
 
     Args:
-        module: Model. Set to eval mode unless ``training``.
+        module: Model, set to eval mode unless ``training``.
         example_inputs: Tuple, or a single tensor.
         compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
         calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.

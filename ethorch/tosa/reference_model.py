@@ -42,7 +42,7 @@ def run(
     """
     content = bytes(tosa) if isinstance(tosa, (bytes, bytearray, memoryview)) else Path(tosa).read_bytes()
     if content[4:8] != b"TOSA":
-        raise EthorchError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 8, got {content[4:8]!r}.")
+        raise EthorchError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 7, got {content[4:8]!r}.")
     with tempfile.TemporaryDirectory() as directory:
         graph, arrays, results = (Path(directory) / name for name in ("graph.tosa", "inputs.npz", "outputs.npz"))
         graph.write_bytes(content)

@@ -22,7 +22,7 @@ class NodeRunner:
 
     Iterating yields each node before it is computed. The caller can then change the node's parameters, read the node's arguments in
     ``values``, or compute the node early with ``run_node`` and change the result. To advance two runners together, use ``zip``. All
-    samples start from the same state, so nodes that write to buffers are skipped unless ``write_back`` is set.
+    samples start from the same state, so nodes that write to buffers are skipped by default.
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.

@@ -56,7 +56,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
         VelaError: Vela rejected the graph, exceeded the time limit, or crashed.
     """
     if len(tosa) < 8 or bytes(tosa[4:8]) != b"TOSA":
-        raise VelaError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 8, got {bytes(tosa[4:8])!r}.")
+        raise VelaError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 7, got {bytes(tosa[4:8])!r}.")
     if len(tosa) > _MAX_TOSA_BYTES:
         raise VelaError(f"the TOSA flatbuffer has {len(tosa)} bytes; Vela reads at most {_MAX_TOSA_BYTES}.")
     if timeout_seconds is not None:

@@ -6,7 +6,7 @@ CPU tensors are stored in one buffer, at the offsets planned by ExecuTorch. Five
 - Integer inputs of the first delegate and outputs of the last delegate are stored in the arena and are not copied.
 - State of a single delegate remains in the arena between runs and is copied once instead of twice.
 - Inputs are quantized first and outputs are dequantized last, so that an integer interface can skip both steps.
-- Inputs and outputs without planned memory are stored after the other CPU tensors.
+- Inputs and outputs without planned memory follow the other CPU tensors.
 """
 
 from __future__ import annotations

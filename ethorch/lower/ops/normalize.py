@@ -337,7 +337,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, by a layer norm and a batch norm."""
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, with a layer norm and a batch norm."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -364,7 +364,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, by a layer norm and a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, with a layer norm and a batch norm.
 
     If running statistics are used, only a batch norm is needed.
     """
@@ -381,7 +381,7 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch, by a layer norm and a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch, with a layer norm and a batch norm.
 
     The returned statistics must not be used. An instance norm becomes this operator in an edge program.
     """

@@ -91,7 +91,7 @@ def _fill_rule(node: Any) -> QuantRule:
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
     """out = mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
-    A constant mask with a value at the low end of the range becomes one ADD of a constant.
+    With a constant mask, a value at the low end of the range becomes one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):

@@ -138,7 +138,7 @@ class _Tracker:
         return value
 
     def _is_repetition(self, old: Value, new: Value) -> bool:
-        """Return True for equal operations with equal outputs, as in a MATMUL."""
+        """Return True if successive operations differ only in input addresses, as in a MATMUL."""
         a, b = old.writer, new.writer
         if a is None or b is None or old.ranges != new.ranges or new.start - old.last > 1:
             return False

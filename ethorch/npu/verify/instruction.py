@@ -109,7 +109,7 @@ def decode_instructions(payload: bytes) -> Listing:
             instructions.append(Instruction(Op(header.npu, name, raw, used, command.offset), tuple(waits)))
             waits = []
         else:
-            raise MachineFault(f"{name} at byte {command.offset:#x} cannot be verified. Use a stream without branches.")
+            raise MachineFault(f"{name} at byte {command.offset:#x} cannot be verified. Remove the command.")
     raise MachineFault("the stream ends without NPU_OP_STOP")
 
 

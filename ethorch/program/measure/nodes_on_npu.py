@@ -55,7 +55,7 @@ class NodesOnNpu:
     """A converted graph that is executed like the program but returns the result of each node. CPU operators run in PyTorch.
 
     Args:
-        module: Graph returned by ``convert_pt2e``, with ``val`` metadata.
+        module: Graph returned by ``convert_pt2e``.
         delegated: Names of the operators on the NPU, from the PartitionReport. If ``module`` has no node with any of these names,
             because ExecuTorch partitioned a graph with different names, a dry run determines the NPU operators.
 
