@@ -1,19 +1,23 @@
 """Measure the contribution of each pass over command streams, for the networks of the benchmarks.
 
-``python -m bench.passes [--models NAMES] [--targets NAMES] [--write docs/stream-passes.md]``
+``python -m bench.passes [--models NAMES] [--targets NAMES] [--arm-streams FOLDER] [--write docs/stream-passes.md]``
 
 Cycles are estimates of ``ethorch.npu.cycles``. The last column is the ratio if each kernel start costs 300 cycles, which
 Vela's formulas ignore. ``--write`` replaces the table of that file, and omits networks that change by less than 1%.
+``--arm-streams`` also compares with the streams of the Arm backend, and stores them in a folder (see ``bench.cycles``).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from bench.compile import geometric_mean
+from bench.cycles import load_streams
 from bench.implementation import memory_for
 from bench.models import ALL_MODELS, models_named
 from ethorch.models.load import UserModel
@@ -28,6 +32,7 @@ from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.optimize import read_image
 
 TARGETS = ("ethos-u55-128", "ethos-u85-256")
+COMPARISON_HEADER = "| network | target | ethorch, cycles | Arm backend, cycles | ratio | +300 |"
 HEADER = f"| network | target | Vela, cycles | {', '.join(PASSES)} | all | ratio | RAM, bytes | +300 |"
 KERNEL_START = 300
 #: Rows of networks whose cycles change by less than 1%, which ``--write`` omits.
@@ -49,35 +54,83 @@ def decode_all(models: Sequence[CompiledModel]) -> list[Stream]:
     return [decode(compiled.command_stream, read_image(compiled)) for compiled in models]
 
 
-def list_rows(models: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Iterate over the rows of the table."""
-    for target in targets:
-        ratios = []
-        for model in models:
-            (before, regions), (after, _) = (compile_streams(model, target, stream) for stream in ("vela", "optimized"))
-            streams = decode_all(before), decode_all(after)
-            old, new = (sum(estimate(s, regions).cycles for s in group) for group in streams)
-            slow = Effects(kernel_start=KERNEL_START)
-            old_slow, new_slow = (sum(estimate(s, regions, slow).cycles for s in group) for group in streams)
-            effects = [effect for compiled in after for effect in compiled.passes]
-            saved = [sum(e.cycles_before - e.cycles_after for e in effects if e.name == name) for name in PASSES]
-            ram = " -> ".join(f"{sum(sum(s.image.sizes.values()) for s in group):,}" for group in streams)
-            ratios.append(new / old)
-            columns = [f"{old:,}", ", ".join(f"{-cycles:,}" for cycles in saved), f"{new:,}", f"{new / old:.3f}", ram]
-            yield f"| {model} | {target} | {' | '.join(columns)} | {new_slow / old_slow:.3f} |"
-        yield f"| geometric mean | {target} | | | | **{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}** | | |"
+@dataclass(frozen=True)
+class Row:
+    """Figures of a network on a target.
+
+    Attributes:
+        vela, optimized, arm: Cycles without and with passes, and of the Arm backend, or 0 if it is not compared.
+        saved: Cycles that each pass saves.
+        ram: Bytes of scratch and staging without and with passes.
+        slow: The three cycles if each kernel start costs ``KERNEL_START`` cycles.
+    """
+
+    model: str
+    target: str
+    vela: int
+    optimized: int
+    arm: int
+    saved: tuple[int, ...]
+    ram: tuple[int, int]
+    slow: tuple[int, int, int]
+
+
+def measure(model: str, target: str, arm_streams: Path | None) -> Row:
+    """Compile a network with and without passes, and with the Arm backend if ``arm_streams`` is given."""
+    (before, regions), (after, _) = (compile_streams(model, target, stream) for stream in ("vela", "optimized"))
+    arm = [decode(each.stream) for each in load_streams("arm", model, target, arm_streams)] if arm_streams else []
+    groups = decode_all(before), decode_all(after), arm
+    vela, optimized, arm_cycles = (sum(estimate(stream, regions).cycles for stream in group) for group in groups)
+    effects = Effects(kernel_start=KERNEL_START)
+    slow = [sum(estimate(stream, regions, effects).cycles for stream in group) for group in groups]
+    passes = [effect for compiled in after for effect in compiled.passes]
+    saved = tuple(sum(e.cycles_before - e.cycles_after for e in passes if e.name == name) for name in PASSES)
+    ram = [sum(sum(stream.image.sizes.values()) for stream in group) for group in groups]
+    return Row(model, target, vela, optimized, arm_cycles, saved, (ram[0], ram[1]), (slow[0], slow[1], slow[2]))
+
+
+def list_pass_rows(rows: Sequence[Row]) -> Iterator[str]:
+    """Iterate over the rows of the table of passes."""
+    for row in rows:
+        columns = [f"{row.vela:,}", ", ".join(f"{-cycles:,}" for cycles in row.saved), f"{row.optimized:,}"]
+        columns += [f"{row.optimized / row.vela:.3f}", f"{row.ram[0]:,} -> {row.ram[1]:,}"]
+        yield f"| {row.model} | {row.target} | {' | '.join(columns)} | {row.slow[1] / row.slow[0]:.3f} |"
+    for target in sorted({row.target for row in rows}):
+        mean = geometric_mean([row.optimized / row.vela for row in rows if row.target == target])
+        yield f"| geometric mean | {target} | | | | **{mean:.3f}** | | |"
+
+
+def list_comparison_rows(rows: Sequence[Row]) -> Iterator[str]:
+    """Iterate over the rows of the table that compares with the Arm backend."""
+    for row in rows:
+        slow = row.slow[1] / row.slow[2]
+        yield f"| {row.model} | {row.target} | {row.optimized:,} | {row.arm:,} | {row.optimized / row.arm:.2f} | {slow:.2f} |"
+    for target in sorted({row.target for row in rows}):
+        ratios = [(row.optimized / row.arm, row.slow[1] / row.slow[2]) for row in rows if row.target == target]
+        mean, slow = (geometric_mean(list(column)) for column in zip(*ratios, strict=True))
+        yield f"| geometric mean | {target} | | | **{mean:.2f}** | **{slow:.2f}** |"
+
+
+def _separate(header: str) -> str:
+    return "| --- " * (header.count("|") - 1) + "|"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.passes", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="all", help='comma-separated; default: "all"')
     parser.add_argument("--targets", default=",".join(TARGETS), help="comma-separated")
+    parser.add_argument("--arm-streams", type=Path, help="folder of the Arm backend's streams")
     parser.add_argument("--write", type=Path, help="replace the table of this file")
     options = parser.parse_args()
-    lines = [HEADER, "| --- " * (HEADER.count("|") - 1) + "|"]
-    for row in list_rows(list(models_named(parser, options.models)), options.targets.split(",")):
-        print(row, flush=True)
-        lines.append(row)
+    rows = []
+    for target in options.targets.split(","):
+        for model in models_named(parser, options.models):
+            print(f"{model} for {target}", file=sys.stderr, flush=True)
+            rows.append(measure(model, target, options.arm_streams))
+    lines = [HEADER, _separate(HEADER), *list_pass_rows(rows)]
+    print(*lines, sep="\n")
+    if options.arm_streams:
+        print("", COMPARISON_HEADER, _separate(COMPARISON_HEADER), *list_comparison_rows(rows), sep="\n")
     if options.write:
         old = options.write.read_text().splitlines()
         first = old.index(HEADER)
