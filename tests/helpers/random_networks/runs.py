@@ -16,6 +16,7 @@ import random
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -267,8 +268,14 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
     return "repaired" if repaired else "equal" if delegates else "on the CPU"
 
 
+#: Number of streams that each pass changed, in this process.
+PASS_COUNTS: Counter[str] = Counter()
+
+
 def _optimize(*arguments: Any) -> Optimized | None:
     optimized = optimize(*arguments)
+    if optimized is not None:
+        PASS_COUNTS.update(effect.name for effect in optimized.effects)
     if optimized is not None and optimized.rejected:
         raise Failure("rejected", f"pass {optimized.rejected}: {optimized.rejections[0]}")
     return optimized

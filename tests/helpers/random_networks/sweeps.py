@@ -19,7 +19,7 @@ from ethorch.tosa.ir import Op
 from tests.helpers.bounded import Bounded
 from tests.helpers.random_networks import network
 from tests.helpers.random_networks.network import Network
-from tests.helpers.random_networks.runs import Case, Delegate, Subject, cases, outcome
+from tests.helpers.random_networks.runs import PASS_COUNTS, Case, Delegate, Subject, cases, outcome
 from tests.helpers.random_networks.shrink import runs_in_bounds, shrunk
 
 T = TypeVar("T")
@@ -177,7 +177,9 @@ def _outcomes(seed: int, configurations: int) -> tuple[list[tuple[Case, str, str
     subject = Subject(network(seed))
     chosen = cases(seed, configurations)
     whole = seed % WHOLE_PROGRAM_EVERY == 0
+    PASS_COUNTS.clear()
     found = [(case, *outcome(subject, case, whole_program=whole and case == chosen[0])) for case in chosen]
+    found += [(chosen[0], f"changed by {name}", "") for name in PASS_COUNTS.elements()]
     return found, time.process_time() - started
 
 
