@@ -56,8 +56,31 @@ def test_many() -> None:
     check_many(*seeds(0, 20_000), 4)
 
 
+#: Seeds of networks whose optimized commands the verifier once rejected.
+REJECTED = (149, 223, 235, 320, 10268, 10319)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", REJECTED)
+def test_networks_that_were_once_rejected(seed: int) -> None:
+    assert not sweep(seed, 1, 4, print, shrink=False).failures
+
+
 #: What once failed: a network, a target and a scheme.
 SEEN = {
+    "a transfer of more bytes than a slice has": (
+        Network(
+            320, (("x", "torch.randn(1, 17, 1)"), ("y", "torch.randn(1, 17, 4)"), ("v", "torch.randn(1, 4, 15)")),
+            (("l", "nn.Conv1d(4, 12, 1, padding=2, bias=False)"),),
+            (("w", "torch.split(y, 1, 2)[0]"), ("z", "F.scaled_dot_product_attention(x, w, x, is_causal=True)"),
+             ("u", "self.l(v)")), ("z", "u")),
+        "ethos-u55-64", "int8"),
+    "a product of constants and an input": (
+        Network(
+            10319, (("y", "torch.randn(1, 1, 6, 2)"), ("x", "torch.randn(3, 3, 1)")),
+            (("l", "nn.Conv1d(3, 2, 1, stride=2, padding=1)"),),
+            (("v", "F.interpolate(self.l(x).unsqueeze(0), scale_factor=3, mode='nearest')"), ("z", "v @ y")), ("z",)),
+        "ethos-u55-32", "int8"),
     "windows that read padding only": (
         Network(
             0, (("x", "torch.randn(2, 4, 5, 1)"),), (("l", "nn.Conv2d(4, 3, (3, 1), stride=2, padding=1)"),),

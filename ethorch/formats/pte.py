@@ -93,7 +93,9 @@ class _Reader(Buffer):
 
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:
-            raise ProgramError(f"bytes 4 to 7 of the file are {bytes(self.file[4:8])!r}; expected {IDENTIFIER!r}, the identifier of a .pte.")
+            raise ProgramError(
+                f"bytes 4 to 7 of the file are {bytes(self.file[4:8])!r}; expected {IDENTIFIER!r}, the identifier of a .pte."
+            )
         if bytes(self.file[8:12]) == EXTENDED_MAGIC:
             self._read_extended_header()
         root = Table(self, self.number("<I", 0, "program"), "program")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,18 @@ _UNWRITTEN, _CONSTANT = -1, -2  # labels; a constant of value n has the label _C
 _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: inputs of the host, operations with a negative key
 
 
+class Digest(NamedTuple):
+    """Digest of the first bytes of an access. A transfer may also read bytes after a tensor, which nothing wrote."""
+
+    text: str
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Dataflow:
     """Digests of the labels that operations read."""
 
-    reads: Mapping[int, tuple[str, ...]]  # by the operation's key, one digest for each read access
+    reads: Mapping[int, tuple[Digest, ...]]  # by the operation's key, one digest for each read access
     outputs: tuple[str, ...]  # by the number of the host's output
 
 
@@ -66,11 +74,18 @@ class LabelMemory:
     def write_input(self, number: int, place: Place) -> None:
         self.write_span(*place, _FIRST_INPUT + number)
 
-    def execute(self, op: Op) -> tuple[str, ...]:
-        """Label the written bytes, and return the digest of each read access."""
+    def execute(self, op: Op, reference: Sequence[Digest] = ()) -> tuple[Digest, ...]:
+        """Label the written bytes, and return the digest of each read access, for transfers with the sizes of ``reference``."""
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
-        digests = [self.digest(access) for access in op.prepared.reads if not isinstance(access, FeatureMap) or access.in_memory]
-        digests += [self.digest_span(run.region, run.low, run.high) for run in _further(op.reads, op.prepared.reads)]
+        digests = []
+        for number, access in enumerate(op.prepared.reads):
+            if isinstance(access, Span) and op.is_dma:
+                size = reference[number].size_bytes if number < len(reference) else self._count_written(access)
+                digests.append(Digest(self.digest_span(access.region, access.base, access.base + size), size))
+            elif not isinstance(access, FeatureMap) or access.in_memory:
+                digests.append(Digest(self.digest(access), access.size_bytes))
+        for run in _further(op.reads, op.prepared.reads):
+            digests.append(Digest(self.digest_span(run.region, run.low, run.high), run.high - run.low))
         if self._copy_constants(op):
             return tuple(digests)
         for access in op.prepared.writes:
@@ -78,6 +93,11 @@ class LabelMemory:
         for run in _further(op.writes, op.prepared.writes):
             self.write_span(run.region, run.low, run.high, writer)
         return tuple(digests)
+
+    def _count_written(self, span: Span) -> int:
+        """Return the bytes up to the last written one."""
+        written = np.flatnonzero(self.regions[span.region][span.base : span.base + span.size_bytes] != _UNWRITTEN)
+        return int(written[-1]) + 1 if len(written) else 0
 
     def _copy_constants(self, op: Op) -> bool:
         """Return False if ``op`` does not transfer constants."""

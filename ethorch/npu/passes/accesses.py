@@ -81,7 +81,7 @@ def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Bloc
     return Block(base, *map(tuple, zip(*reversed(merged), strict=True)))
 
 
-class LabelMemory:
+class CoarseLabels:
     """Labels of the bytes of disjoint spaces. Bytes that all accesses treat alike share a label."""
 
     def __init__(self, spaces: Iterable[Place]):

@@ -11,7 +11,7 @@ from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
 from ethorch.npu.ir import Op
 from ethorch.npu.ir.encode import MOST_KERNELS, MOST_TRANSFERS, derive_waits
 from ethorch.npu.ir.image import Place
-from ethorch.npu.passes.accesses import Access, Block, LabelMemory, Labels, is_in_place, list_reads, list_writes
+from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, Labels, is_in_place, list_reads, list_writes
 from ethorch.npu.passes.segments import Permit, Segment, Value, find_clashes, merge_pieces
 
 _UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
@@ -53,7 +53,7 @@ def find_lifetimes(
 class _Tracker:
     def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], divide: bool, spaces: Iterable[Place]):
         self.ops, self.sizes, self.divide = ops, sizes, divide
-        self.labels = LabelMemory(spaces or ((region, 0, size) for region, size in sizes.items()))
+        self.labels = CoarseLabels(spaces or ((region, 0, size) for region, size in sizes.items()))
         self.values = [Value(0, [(0, 0)], 0, 0)]
         self.parents = [0]
         self.owners: dict[tuple[int, str], int] = {}

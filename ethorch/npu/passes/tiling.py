@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ethorch.npu.ir import Op
 from ethorch.npu.memory import INTERNAL
-from ethorch.npu.passes.accesses import Access, LabelMemory, list_reads, list_writes
+from ethorch.npu.passes.accesses import Access, CoarseLabels, list_reads, list_writes
 from ethorch.npu.passes.layouts import WHOLE, place_parts, with_layout
 from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.segments import Segment
@@ -62,7 +62,7 @@ class Tiler:
         self.units = [_Unit(group) for group in group_chains(ops)]
         self.sizes = sizes
         self.spaces = [segment.space for segment in segments]
-        self.writers, self.readers = LabelMemory(self.spaces), LabelMemory(self.spaces)
+        self.writers, self.readers = CoarseLabels(self.spaces), CoarseLabels(self.spaces)
         self._key = first_key
         self.work = 0  # operations that trials visited and created
         self._accesses: dict[int, tuple[list[Access], list[Access]]] = {}
@@ -257,7 +257,7 @@ class Tiler:
             unit.number = count - distance
             self._need(needs, unit.ops, distance)
 
-    def _need(self, needs: LabelMemory, ops: Sequence[Op], distance: int) -> None:
+    def _need(self, needs: CoarseLabels, ops: Sequence[Op], distance: int) -> None:
         for op in ops:
             reads, writes = self.accesses(op)
             for access in (*reads, *writes):

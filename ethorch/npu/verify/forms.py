@@ -19,11 +19,14 @@ from ethorch.npu.verify.instruction import Facts, reject
 from ethorch.npu.verify.rejection import Rejection
 from ethorch.npu.verify.shram import MOST_SUBKERNEL, is_binary
 
+#: Products of a constant and an activation.
+_CONSTANT_FACTOR = "memory: NPU_OP_CONV WEIGHTS, IFM in constants, OFM in memory, WEIGHT in memory, SCALE in memory"
 #: Combinations by family that passes of ethorch add, with the pass that adds them: "form": "pass".
 NEW_FORMS: dict[str, dict[str, str]] = {
-    "u55": {"weights: written by kernels and copied": "attention"},
+    "u55": {"weights: written by kernels and copied": "attention", _CONSTANT_FACTOR: "attention"},
     "u65": {
         "weights: written by kernels and copied": "attention",
+        _CONSTANT_FACTOR: "attention",
         "kernel: NPU_OP_CONV WEIGHTS, smallx1, stride 1x1, not padded": "attention",
     },
     "u85": {},

@@ -17,7 +17,7 @@ from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.encode import derive_waits, encode
 from ethorch.npu.ir.image import Image
 from ethorch.npu.passes import allocation, division
-from ethorch.npu.passes.accesses import Block, LabelMemory
+from ethorch.npu.passes.accesses import Block, CoarseLabels
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.packing import bound_size, pack
@@ -136,7 +136,7 @@ def test_each_tile_has_its_own_register() -> None:
 
 
 def test_labels_are_as_coarse_as_the_accesses() -> None:
-    memory = LabelMemory([(1, 64, 4160), (1, 4160, 4176), (2, 0, 1 << 40)])
+    memory = CoarseLabels([(1, 64, 4160), (1, 4160, 4176), (2, 0, 1 << 40)])
     for number, block in enumerate(
         (Block(64, (1024,), (1,)), Block(1088, (2, 512), (1024, 1)), Block(1600, (2, 512), (1024, 1))), 1
     ):
