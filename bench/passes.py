@@ -76,7 +76,7 @@ class Row:
 
 
 def measure(model: str, target: str, arm_streams: Path | None) -> Row:
-    """Compile a network with and without passes, and with the Arm backend if ``arm_streams`` is given."""
+    """Compile a network with and without passes, and with the Arm backend if ``arm_streams`` is set."""
     (before, regions), (after, _) = (compile_streams(model, target, stream) for stream in ("vela", "optimized"))
     arm = [decode(each.stream) for each in load_streams("arm", model, target, arm_streams)] if arm_streams else []
     groups = decode_all(before), decode_all(after), arm

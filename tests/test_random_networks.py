@@ -75,12 +75,6 @@ SEEN = {
             (("w", "torch.split(y, 1, 2)[0]"), ("z", "F.scaled_dot_product_attention(x, w, x, is_causal=True)"),
              ("u", "self.l(v)")), ("z", "u")),
         "ethos-u55-64", "int8"),
-    "a product of constants and an input": (
-        Network(
-            10319, (("y", "torch.randn(1, 1, 6, 2)"), ("x", "torch.randn(3, 3, 1)")),
-            (("l", "nn.Conv1d(3, 2, 1, stride=2, padding=1)"),),
-            (("v", "F.interpolate(self.l(x).unsqueeze(0), scale_factor=3, mode='nearest')"), ("z", "v @ y")), ("z",)),
-        "ethos-u55-32", "int8"),
     "windows that read padding only": (
         Network(
             0, (("x", "torch.randn(2, 4, 5, 1)"),), (("l", "nn.Conv2d(4, 3, (3, 1), stride=2, padding=1)"),),

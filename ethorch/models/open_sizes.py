@@ -88,7 +88,7 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
     """Preserve dynamic dims: comparisons of sizes inside the context do not add guards.
 
-    Otherwise ``x.shape == y.shape`` would fix a size to the size of the example. Sizes that may differ compare as unequal, and are
+    Otherwise ``x.shape == y.shape`` would fix a size to that of the example. Sizes that may differ compare as unequal, and are
     ordered like the sizes of the example. The code must skip nodes for which ``is_dynamic`` returns True.
 
     Raises:

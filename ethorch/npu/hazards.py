@@ -1,8 +1,8 @@
 """The optional checks ``overlap`` and ``uninitialized``.
 
 ``overlap`` finds operations that can overwrite their inputs before reading them. The simulator reads all inputs first, but the
-hardware works in blocks and reads ahead. Overlaps are safe only in elementwise operations with equal layouts. Vela emits these
-to save memory (feature ReuseIFM).
+hardware works in blocks and reads ahead. Vela overlaps only elementwise operations with equal layouts (feature ReuseIFM),
+which is safe.
 
 ``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
 """

@@ -28,7 +28,7 @@ _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: in
 
 
 class Digest(NamedTuple):
-    """Digest of the first bytes of an access. A transfer may also read bytes after a tensor, which nothing wrote."""
+    """Digest of the first bytes of an access. A transfer may also read unwritten bytes after a tensor."""
 
     text: str
     size_bytes: int
@@ -75,7 +75,7 @@ class LabelMemory:
         self.write_span(*place, _FIRST_INPUT + number)
 
     def execute(self, op: Op, reference: Sequence[Digest] = ()) -> tuple[Digest, ...]:
-        """Label the written bytes, and return the digest of each read access, for transfers with the sizes of ``reference``."""
+        """Label the written bytes, and return the digests of reads, for transfers with the sizes of ``reference``."""
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
         for number, access in enumerate(op.prepared.reads):
@@ -95,7 +95,6 @@ class LabelMemory:
         return tuple(digests)
 
     def _count_written(self, span: Span) -> int:
-        """Return the bytes up to the last written one."""
         written = np.flatnonzero(self.regions[span.region][span.base : span.base + span.size_bytes] != _UNWRITTEN)
         return int(written[-1]) + 1 if len(written) else 0
 

@@ -1,7 +1,7 @@
 """Compute mixtures of experts without sorting.
 
-transformers sorts rows by expert, multiplies each group of rows by the matrix of its expert (grouped product), and restores the
-order. Neither the NPU nor ExecuTorch has kernels for these operators. This pass pads each row with zeros to the position of the
+transformers sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the order. Neither
+the NPU nor ExecuTorch has kernels for these operators. This pass pads each row with zeros to the position of the
 row's expert, and emits one linear layer with the matrices of all experts.
 """
 
