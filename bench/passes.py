@@ -36,7 +36,7 @@ COMPARISON_HEADER = "| network | target | ethorch, cycles | Arm backend, cycles 
 HEADER = f"| network | target | Vela, cycles | {', '.join(PASSES)} | all | ratio | RAM, bytes | +300 |"
 KERNEL_START = 300
 #: Rows of networks whose cycles change by less than 1%, which ``--write`` omits.
-UNCHANGED = re.compile(r"\| (0\.99\d|1\.000) \|")
+UNCHANGED = re.compile(r"(\|[^|]*){5}\| (0\.99\d|1\.000) \|")
 
 
 def compile_streams(model: str, target: str, stream: str) -> tuple[list[CompiledModel], Regions]:
@@ -78,7 +78,7 @@ class Row:
 def measure(model: str, target: str, arm_streams: Path | None) -> Row:
     """Compile a network with and without passes, and with the Arm backend if ``arm_streams`` is set."""
     (before, regions), (after, _) = (compile_streams(model, target, stream) for stream in ("vela", "optimized"))
-    arm = [decode(each.stream) for each in load_streams("arm", model, target, arm_streams)] if arm_streams else []
+    arm = _load_arm_streams(model, target, arm_streams) if arm_streams else []
     groups = decode_all(before), decode_all(after), arm
     vela, optimized, arm_cycles = (sum(estimate(stream, regions).cycles for stream in group) for group in groups)
     effects = Effects(kernel_start=KERNEL_START)
@@ -89,19 +89,27 @@ def measure(model: str, target: str, arm_streams: Path | None) -> Row:
     return Row(model, target, vela, optimized, arm_cycles, saved, (ram[0], ram[1]), (slow[0], slow[1], slow[2]))
 
 
-def list_pass_rows(rows: Sequence[Row]) -> Iterator[str]:
-    """Iterate over the rows of the table of passes."""
-    for row in rows:
-        columns = [f"{row.vela:,}", ", ".join(f"{-cycles:,}" for cycles in row.saved), f"{row.optimized:,}"]
-        columns += [f"{row.optimized / row.vela:.3f}", f"{row.ram[0]:,} -> {row.ram[1]:,}"]
-        yield f"| {row.model} | {row.target} | {' | '.join(columns)} | {row.slow[1] / row.slow[0]:.3f} |"
-    for target in sorted({row.target for row in rows}):
-        mean = geometric_mean([row.optimized / row.vela for row in rows if row.target == target])
-        yield f"| geometric mean | {target} | | | | **{mean:.3f}** | | |"
+def _load_arm_streams(model: str, target: str, folder: Path) -> list[Stream]:
+    try:
+        return [decode(each.stream) for each in load_streams("arm", model, target, folder)]
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return []
+
+
+def _format_row(row: Row) -> str:
+    columns = [f"{row.vela:,}", ", ".join(f"{-cycles:,}" for cycles in row.saved), f"{row.optimized:,}"]
+    columns += [f"{row.optimized / row.vela:.3f}", f"{row.ram[0]:,} -> {row.ram[1]:,}"]
+    return f"| {row.model} | {row.target} | {' | '.join(columns)} | {row.slow[1] / row.slow[0]:.3f} |"
+
+
+def _format_mean(target: str, ratios: Sequence[float]) -> str:
+    return f"| geometric mean | {target} | | | | **{geometric_mean(ratios):.3f}** | | |"
 
 
 def list_comparison_rows(rows: Sequence[Row]) -> Iterator[str]:
-    """Iterate over the rows of the table that compares with the Arm backend."""
+    """Iterate over the rows of the table that compares with the Arm backend, for networks that it compiles."""
+    rows = [row for row in rows if row.arm]
     for row in rows:
         slow = row.slow[1] / row.slow[2]
         yield f"| {row.model} | {row.target} | {row.optimized:,} | {row.arm:,} | {row.optimized / row.arm:.2f} | {slow:.2f} |"
@@ -122,20 +130,23 @@ def main() -> None:
     parser.add_argument("--arm-streams", type=Path, help="folder of the Arm backend's streams")
     parser.add_argument("--write", type=Path, help="replace the table of this file")
     options = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
+    lines = [HEADER, _separate(HEADER)]
+    print(*lines, sep="\n", flush=True)
     for target in options.targets.split(","):
         for model in models_named(parser, options.models):
-            print(f"{model} for {target}", file=sys.stderr, flush=True)
             rows.append(measure(model, target, options.arm_streams))
-    lines = [HEADER, _separate(HEADER), *list_pass_rows(rows)]
-    print(*lines, sep="\n")
+            lines.append(_format_row(rows[-1]))
+            print(lines[-1], flush=True)
+        lines.append(_format_mean(target, [row.optimized / row.vela for row in rows if row.target == target]))
+        print(lines[-1], flush=True)
     if options.arm_streams:
         print("", COMPARISON_HEADER, _separate(COMPARISON_HEADER), *list_comparison_rows(rows), sep="\n")
     if options.write:
         old = options.write.read_text().splitlines()
         first = old.index(HEADER)
         last = next((n for n in range(first, len(old)) if not old[n].startswith("|")), len(old))
-        changed = [line for line in lines if not UNCHANGED.search(line)]
+        changed = [line for line in lines if not UNCHANGED.match(line)]
         options.write.write_text("\n".join([*old[:first], *changed, *old[last:]]) + "\n")
 
 

@@ -53,7 +53,7 @@ class Estimate:
     Attributes:
         parts: Parts whose cycles are not 0.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
-        macs: Multiply-accumulates. A compiled program counts them in the model's graph, a loaded program in the NPU layers.
+        macs: Multiply-accumulates of the model's graph, or of the NPU layers of a loaded program.
     """
 
     parts: tuple[Part, ...]

@@ -68,12 +68,12 @@ def with_registers(
     first: Sequence[int] = (),
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
-    """Change registers for single operations of a COP1 payload, and restore the registers after each operation.
+    """Change registers for single operations of a COP1 payload, and restore them after each operation.
 
     Args:
         settings: Value or bits to set for each register name, keyed by the byte offset of an operation.
         first: Words of commands to insert at the start, after which all registers must be zero.
-        instead: Words of replacement commands, possibly none, keyed by the byte offset of an operation.
+        instead: Words of replacement commands, keyed by the byte offset of an operation.
 
     Returns:
         The payload, and the new byte offset of each command.

@@ -85,7 +85,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
 
     Args:
         inputs: Arrays in the order of the file.
-        options: Passed to the Machine, e.g. ``trace`` or ``checks``.
+        options: Arguments of the Machine.
 
     Raises:
         FormatError: The file is not supported, or the inputs do not match it.

@@ -349,7 +349,7 @@ class Program:
         """Return measured times and estimated cycles.
 
         If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the
-        table of ExecuTorch's Inspector with columns for the estimates. The times in this table are simulation times on the host.
+        table of ExecuTorch's Inspector with columns for the estimates. Its times are simulation times on the host.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.

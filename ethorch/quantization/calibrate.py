@@ -66,11 +66,11 @@ def quantize_methods(
         sessions: Calibration calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
             calibration samples of a single model, or to the example inputs of several models.
         alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
-        operators: Configs of operators by FX name. Models that do not contain an operator ignore its config.
+        operators: Configs of operators by FX name. Models without the operator ignore the config.
 
     Raises:
         SpecError: No model contains an operator named in ``operators``.
-        EthorchError: A session calls an unknown model, or its shapes differ from the shapes of the example inputs.
+        EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):

@@ -105,7 +105,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             _describe_change(row["cycles_after"], row["cycles_before"], "cycles"),
             _describe_change(row["bytes_after"], row["bytes_before"], "bytes of RAM"),
         )
-        yield "Pass", row["name"], f"{' and '.join(filter(None, effects))}, by the cycle model"
+        if any(effects):
+            yield "Pass", row["name"], f"{' and '.join(filter(None, effects))}, by the cycle model"
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):

@@ -43,7 +43,7 @@ class Rotated:
 def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, seed: int = 0) -> Rotated:
     """Rotate the residual streams of a transformer by a random orthogonal matrix.
 
-    Parameters are changed in place. Outputs are preserved up to float rounding, and the cost of the model does not change. A stream
+    Parameters are changed in place. Outputs are preserved up to float rounding. A stream
     can be rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it.
     The weights of these normalizations become ones. Other streams (normalization after the addition, convolutions) do not change.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,6 +131,35 @@ def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
         assert record_of(program).build is not None and not record_of(program).build.partition.refusals
         for found, wanted in zip(program(x), model(x), strict=True):
             assert ethorch.sqnr_db(wanted, found) > 35
+
+
+class Returned(nn.Module):
+    """Returns a constant that it also adds to the result of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.offset = nn.Linear(4, 4), nn.Buffer(torch.randn(1, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        offset = -self.offset
+        return offset, self.layer(x) + offset
+
+
+def quantize(x: Tensor, codes: dict[str, Any]) -> Tensor:
+    return (x / codes["scale"] + codes["zero_point"]).round().clamp(-128, 127).to(torch.int8)
+
+
+@pytest.mark.parametrize("io", ["float32", "int8"])
+def test_a_constant_can_be_an_output_and_an_operand(io: str) -> None:
+    torch.manual_seed(0)
+    model, x = Returned().eval(), torch.randn(8, 1, 4)
+    program = ethorch.compile(model, x[0], "ethos-u55-128", io=io, calibration=list(x), progress=False)
+    inputs, outputs = (program.to_json()[side] for side in ("inputs", "outputs"))
+    sample = x[0] if io == "float32" else quantize(x[0], inputs[0]["codes"])
+    for result, expected, info in zip(program(sample), model(x[0]), outputs, strict=True):
+        codes = info["codes"]
+        values = result if io == "float32" else (result.float() - codes["zero_point"]) * codes["scale"]
+        assert ethorch.sqnr_db(expected, values) > 30
 
 
 class OfIntegers(nn.Module):

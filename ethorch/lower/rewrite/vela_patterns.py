@@ -172,7 +172,7 @@ def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
     """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes an axis of extent 1 that a RESHAPE removed.
 
     Determined by experiments. If the last axis was removed, Vela refuses the TRANSPOSE if the product of a moved axis and the axis
-    that is not moved exceeds 65,536. Vela also refuses INT32 if a moved axis exceeds 16,384.
+    that is not moved exceeds 65,536. INT32 is also refused if a moved axis exceeds 16,384.
     """
     value, perms = op.operands[0], op.attrs["perms"]
     source = _without_leading_ones(root(r, value).shape)

@@ -26,8 +26,9 @@ class Dependencies:
             ]
             overlaps.sort(key=lambda link: link[:4])
             self.links.append([(read, writer) for writer, _, _, _, read in overlaps])
+            is_whole = op.is_dma and op.prepared.scattered is None
             for number, new in enumerate(op.writes):
-                written.setdefault(new.region, _Ranges()).write(new.low, new.high, (position, number), is_whole=op.is_dma)
+                written.setdefault(new.region, _Ranges()).write(new.low, new.high, (position, number), is_whole=is_whole)
 
     def reaches(self, position: int, source: int) -> bool:
         pending, seen = [position], {position}
@@ -42,21 +43,20 @@ class Dependencies:
 
 
 class _Ranges:
-    """Written ranges of one region, which can overlap. Columns: start, end, writer, number of its output."""
+    """Written ranges of one region, which can overlap: start, end, writer, number of its output."""
 
     def __init__(self) -> None:
-        self._rows = np.empty((4, 64), np.int64)
+        self._table = np.empty((4, 64), np.int64)
         self._count = 0
 
     def find(self, low: int, high: int) -> list[tuple[int, tuple[int, int]]]:
-        """Return the start and the order of each range that overlaps [low, high)."""
-        return [(start, (writer, number)) for start, _, writer, number in self._rows[:, self._overlap(low, high)].T.tolist()]
+        return [(start, (writer, number)) for start, _, writer, number in self._table[:, self._overlap(low, high)].T.tolist()]
 
     def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
         """Add a range. A range with gaps (``is_whole=False``) replaces only ranges that it covers."""
         overlapping = self._overlap(low, high)
         if len(overlapping):
-            rows = self._rows[:, overlapping]
+            rows = self._table[:, overlapping]
             covered = (rows[0] >= low) & (rows[1] <= high)
             replaced = overlapping if is_whole else overlapping[covered]
             if len(replaced):
@@ -70,16 +70,16 @@ class _Ranges:
         self._append(low, high, *order)
 
     def _overlap(self, low: int, high: int) -> npt.NDArray[np.intp]:
-        starts, ends = self._rows[0, : self._count], self._rows[1, : self._count]
+        starts, ends = self._table[0, : self._count], self._table[1, : self._count]
         return np.flatnonzero((starts < high) & (ends > low))
 
     def _remove(self, places: npt.NDArray[np.intp]) -> None:
-        rest = np.delete(self._rows[:, : self._count], places, 1)
+        rest = np.delete(self._table[:, : self._count], places, 1)
         self._count = rest.shape[1]
-        self._rows[:, : self._count] = rest
+        self._table[:, : self._count] = rest
 
     def _append(self, *row: int) -> None:
-        if self._count == self._rows.shape[1]:
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)], 1)
-        self._rows[:, self._count] = row
+        if self._count == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.empty_like(self._table)], 1)
+        self._table[:, self._count] = row
         self._count += 1

@@ -6,7 +6,7 @@ The label of a byte is its writer and position in the output, or the value of a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ethorch.npu.arrays import Bytes
 from ethorch.npu.feature_map import FeatureMap, read_rows, write_rows
+from ethorch.npu.forms import Transfer
 from ethorch.npu.ir.image import CONSTANTS, Place
 from ethorch.npu.ir.stream import Op
 from ethorch.npu.memory import Access, Span
@@ -91,7 +92,18 @@ class LabelMemory:
         for access in op.prepared.writes:
             self.write(access, writer)
         for run in _further(op.writes, op.prepared.writes):
-            self.write_span(run.region, run.low, run.high, writer)
+            form = op.prepared.form
+            assert isinstance(form, Transfer)
+            if form.by_target:  # indices select the bytes that change
+                digests.append(Digest(self.digest_span(run.region, run.low, run.high), run.high - run.low))
+                self.write_span(run.region, run.low, run.high, writer)
+            else:
+                labels = _label(writer, run.high - run.low)
+                target = self.regions[run.region][run.low : run.high]
+                for start in _list_starts(form):
+                    target[start - run.low : start - run.low + form.length] = labels[
+                        start - run.low : start - run.low + form.length
+                    ]
         return tuple(digests)
 
     def _count_written(self, span: Span) -> int:
@@ -131,6 +143,11 @@ class LabelMemory:
 
     def write_span(self, region: int, low: int, high: int, writer: int) -> None:
         self.regions[region][low:high] = _label(writer, high - low)
+
+
+def _list_starts(form: Transfer) -> Iterator[int]:
+    _, base, inner, outer = form.target
+    return (base + i * inner + j * outer for j in range(form.outer) for i in range(form.inner))
 
 
 def _label(writer: int, size_bytes: int) -> Labels:

@@ -96,7 +96,10 @@ class CoarseLabels:
 
     def views(self, region: int, blocks: Sequence[Block]) -> list[Labels]:
         """Return views of the labels of an access."""
-        number = bisect_right(self._starts, (region, min(block.base for block in blocks))) - 1
+        base = min(block.base for block in blocks)
+        number = bisect_right(self._starts, (region, base)) - 1
+        if number < 0 or self._spaces[number][0] != region or self._spaces[number][2] <= base:
+            raise MachineFault(f"an access to {base:#x} in region {region} is outside the allocated spaces.")
         low, labels = self._spaces[number][1], self._labels[number]
         unit = gcd(self._units[number], *(n for base, shape, strides in blocks for n in (base - low, shape[-1], *strides[:-1])))
         if unit != self._units[number]:
@@ -124,8 +127,7 @@ def list_writes(op: Op, regions: Collection[int]) -> list[Access]:
 
 def _list_accesses(prepared: Prepared, runs: Sequence[Run], regions: Collection[int], *, writes: bool) -> list[Access]:
     if isinstance(prepared.form, Transfer):
-        is_partial = writes and (prepared.scattered is not None or len(prepared.writes) != 1)
-        return [Access(run.region, (run,), is_partial=is_partial) for run in runs if run.region in regions]
+        return [Access(run.region, (run,), is_partial=writes) for run in runs if run.region in regions]
     accesses = []
     for access in prepared.writes if writes else prepared.reads:
         if access.region not in regions:

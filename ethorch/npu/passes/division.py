@@ -14,8 +14,6 @@ from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 
-#: Maximum number of operations of a stream. Each search also estimates and allocates the whole stream.
-_MOST_OPS = 4_000
 #: Operations that the searches of windows may visit and create, in one to two seconds.
 _WORK = (4_000, 2_000, 1_000)
 #: Share of cycles that parts may add, as for smaller arenas (``ethorch.vela.arena``).
@@ -28,7 +26,7 @@ LEAST_BYTES = 128 << 10
 
 def run(stream: Stream, context: Context) -> Stream | None:
     """Return the stream with smaller regions and hardly more cycles, or None."""
-    if max(stream.image.sizes.values(), default=0) < LEAST_BYTES or len(stream.ops) > _MOST_OPS:
+    if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream
     for work in _WORK:

@@ -15,7 +15,8 @@ Ints = npt.NDArray[np.int64]
 _NEVER = 1 << 60  # an offset that no pair of segments has
 _WORK = 40_000  # placements of one search
 _RESTARTS = 4
-_NEGLIGIBLE = 256  # bytes above the bound for which no further placement is tried
+#: Bytes, and share of the bound, above the bound for which no further placement is tried.
+_NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE = 256, 0.01
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Packing:
 
 @dataclass
 class _Neighbors:
-    """Forbidden distances between an segment and others that are in use with it."""
+    """Forbidden distances between a segment and others that are in use with it."""
 
     others: Ints
     low: Ints
@@ -83,6 +84,7 @@ class _Packer:
     def search(self) -> Packing:
         best_moves, best = [0] * self.count, max(self.tops, default=0)
         random_numbers = random.Random(0)
+        enough = self.bound + min(_NEGLIGIBLE_BYTES, int(_NEGLIGIBLE_SHARE * self.bound))
         work = _WORK
         starts = []
         for order in self._orders():
@@ -95,7 +97,7 @@ class _Packer:
         for _, order, last in starts[:_RESTARTS]:
             share = work // _RESTARTS
             current, failed = list(order), last
-            while share > 0 and best > self.bound + _NEGLIGIBLE:
+            while share > 0 and best > enough:
                 tried = self._move_forward(current, failed, random_numbers)
                 moves, size, last = self._place(tried, best)
                 share -= self.count

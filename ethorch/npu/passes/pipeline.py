@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.dataflow import Dataflow
@@ -23,13 +23,14 @@ class Pass:
     run: Callable[[Stream, Context], Stream | None]  # returns a changed copy of the stream, or None
     after: tuple[str, ...] = ()  # passes that must run before
     keeps_dataflow: bool = False  # the verifier compares the values that operations read
+    most_ops: int | None = None  # longer streams are not changed, because that would take more than about ten seconds
 
 
 PIPELINE = (
     Pass("attention", attention.run),
-    Pass("early-transfers", early_transfers.run, after=("attention",), keeps_dataflow=True),
-    Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True),
-    Pass("division", division.run, after=("allocation",)),
+    Pass("early-transfers", early_transfers.run, after=("attention",), keeps_dataflow=True, most_ops=16_000),
+    Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True, most_ops=16_000),
+    Pass("division", division.run, after=("allocation",), most_ops=4_000),
 )
 
 
@@ -46,7 +47,7 @@ class Optimized:
 
 
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
-    """Run the passes and verify the result. Return None if no pass changes the stream, or the verifier rejects it unchanged.
+    """Run the passes and verify the result. Return None if no pass changes the stream, or Vela's stream breaks the same rules.
 
     Raises:
         MachineFault: The payload cannot be decoded.
@@ -56,6 +57,8 @@ def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[
     effects = []
     for stage in pipeline:
         if context.passes is not None and stage.name not in context.passes:
+            continue
+        if stage.most_ops is not None and len(stream.ops) > stage.most_ops:
             continue
         changed = stage.run(stream, context)
         if changed is None or changed is stream:
@@ -74,9 +77,10 @@ def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[
     rejections = _verify(encoded, stream, reference, vela_forms)
     if not rejections:
         return optimized
-    if next(verify_listing(original, image, vela_forms=vela_forms), None) is not None:
-        return None  # the verifier rejects Vela's stream, too
-    return Optimized(before, stream, encoded, tuple(effects), _find_pass(steps, reference, vela_forms), rejections)
+    rules = {rejection.rule for rejection in verify_listing(original, image, vela_forms=vela_forms)}
+    if all(rejection.rule in rules for rejection in rejections):
+        return None
+    return replace(optimized, rejected=_find_pass(steps, reference, vela_forms), rejections=rejections)
 
 
 def _compare(name: str, before: Stream, after: Stream, context: Context) -> PassEffect:

@@ -19,7 +19,7 @@ from ethorch.npu.passes.tiling import Cut, Tiler
 _COUNTS = (2, 4)  # of bands of rows
 _MOST_HEADS = 16
 _LEAST_ROWS = 8  # of a part
-_REACH = 8  # units before and after the life of an segment that a window may contain
+_REACH = 8  # units before and after the life of a segment that a window may contain
 _MOST_WINDOWS = 40
 _MOST_ITEMS = 2  # at a peak
 _HOT = 0.7  # share of the peak from which parts may help
@@ -135,9 +135,10 @@ class _Search:
                         if cost > self.budget:
                             continue
                         if best is None or (-saved, cost) < best[:2]:
-                            best = -saved, cost, replace(window, cost=cost)
-                    most, best_way = saved, way
-                self.ways[signature] = best_way
+                            best, best_way = (-saved, cost, replace(window, cost=cost)), way
+                    most, best_way = saved, best_way if saved == most and best_way is not None else way
+                if not is_known:
+                    self.ways[signature] = best_way
         return None if best is None else best[2]
 
     def _find_cost(self, window: Window) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ethorch.npu.arithmetic import ceil_div
-from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.feature_map import BRICK, FeatureMap
 from ethorch.npu.registers import U55, U65, U85
 from ethorch.npu.verify import blocks_u85, shram
 from ethorch.npu.verify.instruction import Facts, Instruction, reject
@@ -61,12 +61,11 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
         return 0
     if second.name == "NPU_OP_ELEMENTWISE" and any(ifm.size_bytes < operand.size_bytes for operand in read):
         return 0  # a broadcast operand
-    units = _find_units(ofm, ifm)
-    if units is None:
+    units, origin = _find_units(ofm, ifm), min(tile.base for tile in (*ofm.tiles, *ifm.tiles))
+    if units is None or not all(_has_unique_positions(fm, origin, units) for fm in (ofm, ifm)):
         return 0
     last = list_jobs((ofm.height, ofm.width, ofm.depth), shram.block_size(first), most, from_end=True)
     start = list_jobs((ifm.height, ifm.width, ifm.depth), _ifm_job(second), most)
-    origin = min(tile.base for tile in ofm.tiles)
     written = [_locate(ofm, job, origin, units) for job in reversed(last)]
     needed = [_locate(ifm, job, origin, units) for job in start]
     conflicts = [i + j for i, a in enumerate(needed) for j, b in enumerate(written) if _intersect(a, b)]
@@ -82,6 +81,21 @@ def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
     if any(max(pair) % min(pair) for pair in pairs[:2]) or (a.bricks and pairs[2][0] != pairs[2][1]):
         return None
     return min(pairs[0]), min(pairs[1]), a.strides[2]
+
+
+def _has_unique_positions(fm: FeatureMap, origin: int, units: Size) -> bool:
+    """Return False if rows or columns of a map overlap or wrap in the layout."""
+    size = fm.dtype.itemsize
+    for tile in fm.tiles:
+        offset = tile.base - origin
+        _, x, c = _position(fm, offset, units)
+        start = offset % units[0] % (units[2] if fm.bricks else units[0]) % units[1]
+        end = x * units[1] + (tile.width - 1) * fm.strides[1] + start + (BRICK if fm.bricks else fm.depth) * size
+        if fm.bricks and (start or end > units[2] or (c // BRICK + ceil_div(fm.depth, BRICK)) * units[2] > units[0]):
+            return False
+        if not fm.bricks and (start + fm.depth * size > units[1] or end > units[0]):
+            return False
+    return True
 
 
 def _locate(fm: FeatureMap, job: Box, origin: int, units: Size) -> list[Box]:
@@ -104,7 +118,7 @@ def _position(fm: FeatureMap, offset: int, units: Size) -> Size:
     rows, rest = divmod(offset, step_y)
     bricks, rest = divmod(rest, step_c) if fm.bricks else (0, rest)
     columns, rest = divmod(rest, step_x)
-    return rows, columns, 16 * bricks + rest // fm.dtype.itemsize
+    return rows, columns, BRICK * bricks + rest // fm.dtype.itemsize
 
 
 def _ifm_job(facts: Facts) -> Size:

@@ -55,6 +55,21 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
         for user in list(node.users):
             if user not in constants:
                 user.replace_input_with(node, folded)
+    _copy_outputs(graph_module)
+
+
+def _copy_outputs(graph_module: GraphModule) -> None:
+    """Copy outputs that operators also read, because a delegate owns the constants that it reads."""
+    output = graph_module.graph.output_node()
+    for node in list(output.all_input_nodes):
+        tensor = tensor_of(graph_module, node)
+        is_shared = any(user is not output for user in node.users)
+        if tensor is None or not is_shared or any(_writes(user, node) for user in node.users):
+            continue
+        with graph_module.graph.inserting_before(output):
+            inherited = {key: node.meta[key] for key in INHERITED if key in node.meta}
+            copied = constant(graph_module, tensor.detach().clone(), detect_fake_mode([node.meta["val"]]), inherited)
+        output.replace_input_with(node, copied)
 
 
 def promote_constants(graph_module: GraphModule, context: PassContext) -> None:

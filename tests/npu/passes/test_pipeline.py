@@ -74,6 +74,25 @@ def test_a_rejection_names_the_pass() -> None:
     assert result is not None and not result.rejected and result.effects[0].cycles_before == result.effects[0].cycles_after
 
 
+def test_a_stream_that_breaks_a_rule_itself_is_kept() -> None:
+    """A pass is not blamed for what the verifier also rejects in Vela's stream."""
+    case, regions = compile_with_rates("blocks", "ethos-u55-128")
+    stream = decode(case.payload, case.image)
+    place = next(number for number, op in enumerate(stream.ops) if op.name == "NPU_OP_CONV")
+    stream.ops[place].set_registers(WEIGHT_LENGTH=stream.ops[place].registers["WEIGHT_LENGTH"] - 16)
+    wrong = encode(stream)
+    assert verify(wrong, case.image)
+    assert optimize(wrong, case.image, Context(regions), [Pass("copy", copy_ops)]) is None
+
+
+def test_long_streams_are_kept() -> None:
+    case, regions = compile_with_rates("blocks", "ethos-u55-128")
+    count = len(decode(case.payload, case.image).ops)
+    for most, is_changed in ((count, True), (count - 1, False)):
+        result = optimize(case.payload, case.image, Context(regions), [Pass("copy", copy_ops, most_ops=most)])
+        assert (result is not None) == is_changed
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("network", ["blocks", "attention"])
 def test_results_of_passes_are_rated_as_their_encoded_streams(network: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
