@@ -1,6 +1,6 @@
 """A timeline of a program's layers on the lanes NPU, DMA and CPU, and a trace for Perfetto or Chrome.
 
-NPU operations run one after the other, with the durations that Vela estimates. Weight transfers overlap the previous operation,
+NPU operations run one after the other, with Vela's durations. Weight transfers overlap the previous operation,
 as in Vela's schedule. ``figures.cpu_rates`` estimates CPU cycles.
 """
 
