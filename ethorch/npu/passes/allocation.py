@@ -10,7 +10,7 @@ from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import Lifetimes, find_lifetimes
 from ethorch.npu.passes.packing import Packing, pack
-from ethorch.npu.passes.placement import move_items, round_up
+from ethorch.npu.passes.placement import move_segments, round_up
 from ethorch.npu.passes.segments import ALIGNMENT, Permit
 
 
@@ -55,7 +55,7 @@ def allocate(stream: Stream, *, divide: bool = False, operators: Iterable[Sequen
                 moves[n] = move
     after = {region: round_up(packing.size_bytes) for region, packing in packings.items()}
     bounds = {region: packing.bound for region, packing in packings.items()}
-    return Allocation(move_items(stream, lifetimes, moves, after), bounds)
+    return Allocation(move_segments(stream, lifetimes, moves, after), bounds)
 
 
 def _pack_region(lifetimes: Lifetimes, numbers: Sequence[int]) -> Packing:

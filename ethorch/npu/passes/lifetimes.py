@@ -19,7 +19,7 @@ _UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
 
 @dataclass
 class Lifetimes:
-    """Items of a stream."""
+    """Segments of a stream."""
 
     segments: list[Segment]
     permits: list[Permit]
@@ -45,7 +45,7 @@ def find_lifetimes(
         sizes: Bytes by region to allocate.
         divide: Whether parts of a value end separately.
         operators: Positions of operations whose maps keep their distances.
-        spaces: Spaces of the segments, if known.
+        spaces: Disjoint spaces that contain one segment each, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
 

@@ -12,7 +12,7 @@ from ethorch.npu.passes.lifetimes import Lifetimes, find_lifetimes
 from ethorch.npu.passes.segments import ALIGNMENT, Segment
 
 
-def move_items(stream: Stream, lifetimes: Lifetimes, moves: Sequence[int], sizes: Mapping[int, int]) -> Stream:
+def move_segments(stream: Stream, lifetimes: Lifetimes, moves: Sequence[int], sizes: Mapping[int, int]) -> Stream:
     """Return the stream with segments moved by multiples of ALIGNMENT."""
     image = stream.image
     ops = [_move(op, position, image.sizes, lifetimes, moves) for position, op in enumerate(stream.ops)]
@@ -34,7 +34,7 @@ def separate(stream: Stream) -> tuple[Stream, Lifetimes]:
         ends[segment.region] = high + move
         pieces = tuple(replace(piece, low=piece.low + move, high=piece.high + move) for piece in segment.pieces)
         segments.append(Segment(segment.region, segment.low + move, segment.high + move, pieces))
-    return move_items(stream, lifetimes, moves, ends), replace(lifetimes, segments=segments, permits=[])
+    return move_segments(stream, lifetimes, moves, ends), replace(lifetimes, segments=segments, permits=[])
 
 
 def round_up(size: int) -> int:

@@ -14,14 +14,14 @@ from ethorch.npu.passes.lifetimes import Lifetimes, find_lifetimes
 from ethorch.npu.passes.packing import bound_size
 from ethorch.npu.passes.segments import Segment
 from ethorch.npu.passes.split import DEPTH, HEIGHT, WIDTH
-from ethorch.npu.passes.tiling import Cut, Tiler
+from ethorch.npu.passes.tiling import Cut, Tiler, describe_shapes
 
 _COUNTS = (2, 4)  # of bands of rows
 _MOST_HEADS = 16
 _LEAST_ROWS = 8  # of a part
 _REACH = 8  # units before and after the life of a segment that a window may contain
 _MOST_WINDOWS = 40
-_MOST_ITEMS = 2  # at a peak
+_MOST_SEGMENTS = 2  # at a peak
 _HOT = 0.7  # share of the peak from which parts may help
 _WORTH = 0.03  # share of the peak that a window must save
 
@@ -114,12 +114,12 @@ class _Search:
 
     def _improve(self, region: int, time: int, peak: int) -> Window | None:
         best: tuple[int, int, Window] | None = None
-        for segment in self._list_items(region, time):
+        for segment in self._list_segments(region, time):
             start, stop = min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)
             for seed in range(min(start, time) - 1, max(start - 2 - _REACH, -1), -1):
                 if not 0 <= seed < self.count or self.tiler.units[seed].ops[0].is_dma:
                     continue
-                signature = region, _describe(self.tiler.units[seed].ops), stop - seed, time - seed
+                signature = region, describe_shapes(self.tiler.units[seed].ops), stop - seed, time - seed
                 is_known = signature in self.ways
                 ways = [self.ways[signature]] if is_known else list(_list_ways(self.tiler.units[seed].ops[0], stop - seed))
                 most, best_way = 0, None
@@ -145,14 +145,14 @@ class _Search:
         before = [op for unit in self.tiler.units[window.first : window.end] for op in unit.ops]
         return sum(self.rate(part) for part in window.parts) - self.rate(before)  # parts of an operator are not one operator
 
-    def _list_items(self, region: int, time: int) -> list[Segment]:
+    def _list_segments(self, region: int, time: int) -> list[Segment]:
         live = [
             segment
             for segment in self.segments
             if segment.region == region and any(piece.start <= time <= piece.end for piece in segment.pieces)
             if min(piece.start for piece in segment.pieces) > 0
         ]
-        return sorted(live, key=lambda segment: segment.low - segment.high)[:_MOST_ITEMS]
+        return sorted(live, key=lambda segment: segment.low - segment.high)[:_MOST_SEGMENTS]
 
     def _tile(self, seed: int, way: _Way) -> Window | None:
         first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
@@ -188,9 +188,3 @@ def _list_ways(op: Op, life: int) -> Iterator[_Way]:
             counts = [n for n in _COUNTS if extent >= n * _LEAST_ROWS]
         for count in counts:
             yield _Way(_REACH, life + _REACH, axis, Cut(extent, count))
-
-
-def _describe(ops: Sequence[Op]) -> tuple[object, ...]:
-    return tuple(
-        (op.name, op.parameter, tuple((name, raw) for name, raw in op.registers.items() if name.endswith("_M1"))) for op in ops
-    )

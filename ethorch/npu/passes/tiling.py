@@ -180,8 +180,8 @@ class Tiler:
             else:
                 number = depends - 1
                 if number < cut.count - 1:
-                    kinds.add(_describe(unit))
-                elif _describe(unit) not in kinds:
+                    kinds.add(describe_shapes(unit.ops))
+                elif describe_shapes(unit.ops) not in kinds:
                     break  # it depends on all parts
                 unit.number = number
                 self._mark([[]] * number + [unit.ops])
@@ -307,7 +307,8 @@ def _shape(unit: _Unit) -> tuple[int, ...]:
     return tuple(unit.ops[0].registers.get(name, -1) for name in _DIMENSIONS)
 
 
-def _describe(unit: _Unit) -> object:
+def describe_shapes(ops: Iterable[Op]) -> object:
+    """Return the sizes and windows of operations, without addresses."""
     return tuple(
-        (op.name, op.parameter, tuple(raw for name, raw in op.registers.items() if name.endswith("_M1"))) for op in unit.ops
+        (op.name, op.parameter, tuple((name, raw) for name, raw in op.registers.items() if name.endswith("_M1"))) for op in ops
     )
