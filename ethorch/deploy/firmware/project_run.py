@@ -205,7 +205,6 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
 
 
 def _mark_lower_bounds(text: str) -> str:
-    """Insert "at least" before cycle counts."""
     return re.sub(r"\b(\d+)(?= cycles of the NPU)", lambda match: f"at least {int(match[1]):,}", text)
 
 

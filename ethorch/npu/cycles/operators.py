@@ -182,7 +182,6 @@ def _merge(units: Sequence[Work], are_slices: bool) -> Work:
 
 
 def _stretch(number: int, units: Sequence[Work]) -> Map:
-    """Return an elementwise operand with the rows of all stripes."""
     first = units[0].ifms[number]
     height, width, depth = first.size
     return replace(first, size=(sum(unit.ifms[number].size[0] for unit in units) if height > 1 else 1, width, depth))

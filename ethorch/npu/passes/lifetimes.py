@@ -45,7 +45,7 @@ def find_lifetimes(
         sizes: Bytes by region to allocate.
         divide: Whether parts of a value end separately.
         operators: Positions of operations whose maps keep their distances.
-        spaces: Disjoint spaces that contain one segment each, if known.
+        spaces: Disjoint spaces of the segments, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
 
