@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,7 +76,6 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
     offsets = _map_offsets(optimized)
     moved = with_offsets(model.tables, lambda offset: offsets.get(offset, offset))
-    encoded = optimized.encoded.offsets
     changed = replace(
         model,
         command_stream=optimized.encoded.payload,
@@ -89,8 +89,8 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
         before_passes=model,
     )
     old = _sum_rows(model, before, {op.key: op.key for op in optimized.before.ops})
-    new = _sum_rows(changed, after, encoded)
-    tables = _update_rows(moved, {name: _subtract(new[name], old[name]) for name in {*old, *new}})
+    new = _sum_rows(model, after, _find_origins(optimized))
+    tables = _update_rows(moved, {row: _subtract(new[row], old[row]) for row in {*old, *new}})
     return replace(changed, load_tables=lambda: tables, performance=_update_performance(changed, before, after, spec))
 
 
@@ -99,30 +99,44 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _map_offsets(optimized: Optimized) -> dict[int, int]:
-    """Return the new byte offsets; a removed operation has that of a remaining neighbor."""
-    order = [op.key for op in optimized.stream.ops]
-    rank = {key: number for number, key in enumerate(order)}
+    """Return the new byte offsets, those of the last parts; a removed operation has that of a remaining neighbor."""
+    order = optimized.stream.ops
+    rank = {op.origin: number for number, op in enumerate(order)}
     encoded = optimized.encoded.offsets
     offsets: dict[int, int] = {}
     following = len(order)
     for op in reversed(optimized.before.ops):
         if op.key in rank:
             following = rank[op.key]
-            offsets[op.key] = encoded[op.key]
+            offsets[op.key] = encoded[order[following].key]
         else:
-            offsets[op.key] = encoded[order[max(following - 1, 0)]]
+            offsets[op.key] = encoded[order[max(following - 1, 0)].key]
     return offsets
 
 
-def _sum_rows(model: CompiledModel, cycles: Estimate, offsets: Mapping[int, int]) -> dict[str, Counter[str]]:
-    ends = [(end, row.name) for row in model.rows() for end in row.command_offsets]
-    ends.sort()
-    sums: dict[str, Counter[str]] = defaultdict(Counter)
+def _find_origins(optimized: Optimized) -> dict[int, int]:
+    """Return the decoded operation of each operation: for a new one, that which it replaces, or the next one."""
+    decoded = [op.key for op in optimized.before.ops]
+    remaining = {op.origin for op in optimized.stream.ops}
+    before = dict(pairwise(reversed(decoded)))
+    following, origins = decoded[-1], {}
+    for op in reversed(optimized.stream.ops):
+        if op.origin is not None:
+            following = op.origin
+            origins[op.key] = following
+        else:
+            previous = before.get(following)
+            origins[op.key] = following if previous is None or previous in remaining else previous
+    return origins
+
+
+def _sum_rows(model: CompiledModel, cycles: Estimate, origins: Mapping[int, int]) -> dict[int, Counter[str]]:
+    ends = sorted((end, number) for number, row in enumerate(model.rows()) for end in row.command_offsets)
+    sums: dict[int, Counter[str]] = defaultdict(Counter)
     for operator in cycles.operators:
-        at = bisect_left(ends, (offsets[operator.keys[-1]], ""))
-        if at < len(ends):
-            accesses = {f"{name}_ac": count for name, count in operator.access_cycles.items()}
-            sums[ends[at][1]].update({"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses})
+        at = min(bisect_left(ends, (origins[operator.keys[-1]], 0)), len(ends) - 1)
+        accesses = {f"{name}_ac": count for name, count in operator.access_cycles.items()}
+        sums[ends[at][1]].update({"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses})
     return sums
 
 
@@ -130,12 +144,12 @@ def _subtract(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, 
     return {name: first.get(name, 0) - second.get(name, 0) for name in {*first, *second}}
 
 
-def _update_rows(tables: Tables, changes: Mapping[str, Mapping[str, int]]) -> Tables:
+def _update_rows(tables: Tables, changes: Mapping[int, Mapping[str, int]]) -> Tables:
     header, rows = tables.get("perf", ([], []))
     updated = []
-    for row in rows:
+    for number, row in enumerate(rows):
         cells = dict(zip(header, row, strict=True))
-        for column, change in changes.get(cells["name"], {}).items():
+        for column, change in changes.get(number, {}).items():
             if change and column in cells:
                 cells[column] = str(max(int(cells[column] or 0) + change, 0))
         updated.append([cells[name] for name in header])

@@ -35,6 +35,7 @@ class Op:
         registers: Raw register values by name.
         key: Byte offset of the command in the decoded stream, or negative for a new operation.
         before: Key of the previous kernel for which BLOCKDEP is set, or None to derive BLOCKDEP.
+        origin: Key of the decoded operation of which this is a copy or a part, or None.
     """
 
     npu: Npu
@@ -43,6 +44,7 @@ class Op:
     registers: dict[str, int]
     key: int
     before: int | None = None
+    origin: int | None = None
     _values: dict[str, int] | None = field(default=None, repr=False, compare=False)
     _prepared: Prepared | None = field(default=None, repr=False, compare=False)
     _runs: tuple[tuple[Run, ...], tuple[Run, ...]] | None = field(default=None, repr=False, compare=False)
@@ -178,7 +180,7 @@ def decode(payload: bytes, image: Image | None = None) -> Stream:
             return Stream(header.npu, payload, operations, raw, image or Image())
         elif name in RELEVANT:
             used = {key: state.get(key, 0) for key in used_registers(family, name, raw, state.get("ACC_FORMAT", 0))}
-            operations.append(Op(header.npu, name, raw, used, command.offset, before))
+            operations.append(Op(header.npu, name, raw, used, command.offset, before, command.offset))
             before = before if name == DMA else command.offset
         elif name not in WAITS:
             raise MachineFault(f"{name} at byte {command.offset:#x} has no representation in the intermediate form")
