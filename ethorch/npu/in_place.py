@@ -1,8 +1,8 @@
 """Rewrite command streams to access inputs and outputs at other addresses, which avoids copying them.
 
 Vela reuses the scratch bytes of an input after its last read, and those of an output before its first write.
-Only accesses to the input or output itself are redirected. To find these accesses, each byte is tracked through the stream,
-forward for inputs and backward for outputs.
+To redirect only accesses to the tensor itself, each byte is tracked through the stream, forward for inputs and backward for
+outputs.
 """
 
 from __future__ import annotations

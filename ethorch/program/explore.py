@@ -61,12 +61,10 @@ class Variant:
         milliseconds: Estimated time of one inference, or None if compilation failed.
         total_cycles: Estimated NPU cycles of one inference.
         core_clock_hz: NPU clock of the estimate.
-        ram_bytes, flash_bytes: Memory of the whole application.
+        ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        cpu_operators: Number of operators on the CPU.
         fits: Whether all budgets are met and the program fits in the board's memories, or None if no budget is set.
         searched: Settings that the search changed, or that the compiler selected for ``auto``.
-        error: Error message if compilation failed, or "".
         front: Whether the variant is on the Pareto front.
     """
 

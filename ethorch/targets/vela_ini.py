@@ -35,8 +35,7 @@ class MemorySystem:
         core_clock_hz: NPU clock. Vela's estimates are in cycles of this clock.
         const_area, arena_area, cache_area: Memories for constants, feature maps and staged data.
         arena_cache_bytes: Size of the staging memory. None if the file does not define it.
-        constants_in_sram: Whether constants and feature maps share the SRAM (Sram_Only). If so, ``const_area`` is an alias of this
-            SRAM.
+        constants_in_sram: Whether constants and feature maps share the SRAM (Sram_Only).
     """
 
     core_clock_hz: float

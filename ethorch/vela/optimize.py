@@ -99,7 +99,7 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _map_offsets(optimized: Optimized) -> dict[int, int]:
-    """Return the new byte offsets, those of the last parts; a removed operation has that of a remaining neighbor."""
+    """Return the new byte offsets of last parts; a removed operation has that of a neighbor."""
     order = optimized.stream.ops
     rank = {op.origin: number for number, op in enumerate(order)}
     encoded = optimized.encoded.offsets
@@ -115,7 +115,7 @@ def _map_offsets(optimized: Optimized) -> dict[int, int]:
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Return the decoded operation of each operation: for a new one, that which it replaces, or the next one."""
+    """Return the decoded operation of each operation; a new one has that which it replaces, or the next."""
     decoded = [op.key for op in optimized.before.ops]
     remaining = {op.origin for op in optimized.stream.ops}
     before = dict(pairwise(reversed(decoded)))

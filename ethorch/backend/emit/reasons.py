@@ -78,7 +78,9 @@ def other_buffer(name: str) -> Reason:
 
 
 def output_buffer() -> Reason:
-    return Reason("writer.returned_buffer", "the program returns a constant or a buffer", "Return a clone of it.")
+    return Reason(
+        "writer.returned_buffer", "the program returns a constant or a buffer", "No action is required: the results are the same."
+    )
 
 
 def undone_quantization(name: str) -> Reason:

@@ -16,7 +16,7 @@ class Measured:
     """A published measurement and the corresponding estimate.
 
     Attributes:
-        board: Name of a built-in board, or an empty string for other boards.
+        board: Name of a built-in board, or empty.
         where: ``silicon``, ``fvp``, or ``linux`` (silicon driven by an operating system, with undocumented memories).
         milliseconds: Published inference time.
         estimated_by: Author, memories and date of the estimate.
