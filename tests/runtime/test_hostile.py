@@ -31,7 +31,7 @@ def test_what_cannot_be_loaded(incumbent, tmp_path):
     with pytest.raises(HostError, match="no method 'backward'; it has 'forward'"):
         runtime.load(incumbent / "cnn.pte", "backward")
     for data in (b"", b"PK\3\4" + bytes(100), b"\x10\0\0\0ET11" + bytes(100)):
-        with pytest.raises(ProgramError, match=r"expected b'ET12' of a \.pte"):
+        with pytest.raises(ProgramError, match=r"expected b'ET12', the identifier of a \.pte"):
             runtime.load(data)
 
 
