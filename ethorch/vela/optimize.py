@@ -74,7 +74,8 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
     """Adjust Vela's estimates by the differences of the cycle model."""
     image = optimized.stream.image
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
-    offsets = _map_offsets(optimized)
+    origins = _find_origins(optimized)
+    offsets = _map_offsets(optimized, origins)
     moved = with_offsets(model.tables, lambda offset: offsets.get(offset, offset))
     changed = replace(
         model,
@@ -89,7 +90,7 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
         before_passes=model,
     )
     old = _sum_rows(model, before, {op.key: op.key for op in optimized.before.ops})
-    new = _sum_rows(model, after, _find_origins(optimized))
+    new = _sum_rows(model, after, origins)
     tables = _update_rows(moved, {row: _subtract(new[row], old[row]) for row in {*old, *new}})
     return replace(changed, load_tables=lambda: tables, performance=_update_performance(changed, before, after, spec))
 
@@ -98,24 +99,8 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
     return tuple(replace(tensor, region=place[0], offset=place[1]) for tensor, place in zip(tensors, places, strict=True))
 
 
-def _map_offsets(optimized: Optimized) -> dict[int, int]:
-    """Return the new byte offsets of last parts; a removed operation has that of a neighbor."""
-    order = optimized.stream.ops
-    rank = {op.origin: number for number, op in enumerate(order)}
-    encoded = optimized.encoded.offsets
-    offsets: dict[int, int] = {}
-    following = len(order)
-    for op in reversed(optimized.before.ops):
-        if op.key in rank:
-            following = rank[op.key]
-            offsets[op.key] = encoded[order[following].key]
-        else:
-            offsets[op.key] = encoded[order[max(following - 1, 0)].key]
-    return offsets
-
-
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Return the decoded operation of each operation; a new one has that which it replaces, or the next."""
+    """Map operations to decoded ones. A new operation maps to the one that it replaces, or to the next."""
     decoded = [op.key for op in optimized.before.ops]
     remaining = {op.origin for op in optimized.stream.ops}
     before = dict(pairwise(reversed(decoded)))
@@ -128,6 +113,16 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
             previous = before.get(following)
             origins[op.key] = following if previous is None or previous in remaining else previous
     return origins
+
+
+def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
+    """Return the new byte offset of each last part; a removed operation has that of the previous one."""
+    encoded = optimized.encoded.offsets
+    last = {origins[op.key]: encoded[op.key] for op in optimized.stream.ops}
+    offset, offsets = encoded[optimized.stream.ops[0].key], {}
+    for op in optimized.before.ops:
+        offset = offsets[op.key] = last.get(op.key, offset)
+    return offsets
 
 
 def _sum_rows(model: CompiledModel, cycles: Estimate, origins: Mapping[int, int]) -> dict[int, Counter[str]]:
