@@ -102,11 +102,11 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             yield "Repaired", "1 copy", f"inserted before {operator} to avoid a Vela bug"
     for row in data.get("stream_passes", ()):
         effects = (
-            _describe_change(row["cycles_after"], row["cycles_before"], "cycles"),
-            _describe_change(row["bytes_after"], row["bytes_before"], "bytes of RAM"),
+            _describe_change(row["cycles_after"], row["cycles_before"], "estimated cycles"),
+            _describe_change(row["bytes_after"], row["bytes_before"], "bytes of the NPU's RAM"),
         )
         if any(effects):
-            yield "Pass", row["name"], f"{' and '.join(filter(None, effects))}, by the cycle model"
+            yield "Pass", row["name"], " and ".join(filter(None, effects))
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):
