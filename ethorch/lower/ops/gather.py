@@ -129,7 +129,7 @@ def decompose_embedding(
     needs="GATHER",
     check=check_embedding,
     decompose=decompose_embedding,
-    samples=[Sample(W(9, 16), Ints(2, 3, low=0, high=8)), Sample(W(9, 16), Ints(2, 5, low=0, high=8))],
+    samples=[Sample(W(9, 16), Ints(2, 5, low=0, high=8)), Sample(W(9, 16), Ints(7, low=0, high=8))],
 )
 def embedding(
     b: Builder,
