@@ -22,6 +22,7 @@ import torch
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes import pipeline
 from ethorch.npu.passes.context import Context
+from ethorch.support.errors import MachineFault
 from ethorch.targets.npus import TARGETS
 from ethorch.vela import delegate
 from tests.helpers.random_networks import Network, network, runs, sweeps
@@ -287,6 +288,13 @@ def test_a_rejected_stream_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
     drawn = Network(0, (("x", "torch.randn(1, 4, 8, 8)"),), (("l", "nn.Conv2d(4, 8, 3)"),), (("y", "self.l(x)"),), ("y",))
     kind, text = outcome(Subject(drawn), cases(0, 1)[0])
     assert kind == "failure rejected" and "pass allocation" in text
+
+    def fail(stream: Stream, context: Context) -> Stream:
+        raise MachineFault("an access is outside the allocated spaces")
+
+    monkeypatch.setattr(runs, "optimize", lambda *arguments: pipeline.optimize(*arguments, [pipeline.Pass("allocation", fail)]))
+    kind, text = outcome(Subject(drawn), cases(0, 1)[0])
+    assert kind == "failure rejected" and "outside the allocated spaces" in text
 
 
 def test_extensions_leave_other_networks_as_they_are() -> None:

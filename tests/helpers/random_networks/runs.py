@@ -35,10 +35,11 @@ from ethorch.backend.emit.partitions import Partition, call_delegate, partition_
 from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel
 from ethorch.npu import Machine, Program
+from ethorch.npu.ir import decode
 from ethorch.npu.passes.pipeline import Optimized, optimize
 from ethorch.program.measure.ladder import compare
 from ethorch.quantization.calibrate import quantize
-from ethorch.support.errors import QuantizationError, Reason
+from ethorch.support.errors import MachineFault, QuantizationError, Reason
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa import interpreter
 from ethorch.tosa.ir import Graph
@@ -273,7 +274,11 @@ PASS_COUNTS: Counter[str] = Counter()
 
 
 def _optimize(*arguments: Any) -> Optimized | None:
-    optimized = optimize(*arguments)
+    try:
+        optimized = optimize(*arguments)
+    except MachineFault as fault:
+        decode(*arguments[:2])  # raises for streams that no pass can change
+        raise Failure("rejected", f"a pass fails: {fault}") from fault
     if optimized is not None:
         PASS_COUNTS.update(effect.name for effect in optimized.effects)
     if optimized is not None and optimized.rejected:

@@ -145,7 +145,7 @@ def test_labels_are_as_coarse_as_the_accesses() -> None:
     assert [view.tolist() for view in memory.views(1, [Block(64, (4096,), (1,))])] == [[1, 1, 2, 3, 2, 3, 0, 0]]
     assert memory.views(1, [Block(4160, (16,), (1,))])[0].tolist() == [0]
     assert memory.views(2, [Block(0, (1 << 40,), (1,))])[0].tolist() == [0]
-    assert memory.views(1, [Block(63 + 2, (3,), (1,))])[0].tolist() == [1, 1, 1]
+    assert memory.views(1, [Block(65, (3,), (1,))])[0].tolist() == [1, 1, 1]
     with pytest.raises(MachineFault, match="exceeds"):
         memory.views(1, [Block(4160, (2, 16), (16, 1))])
     memory.clear()
