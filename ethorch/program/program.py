@@ -292,7 +292,7 @@ class Program:
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
             raise EthorchError(
-                "compare: expected inputs or samples, got none. Pass the inputs of one inference, or several samples."
+                "expected inputs or samples, got none. Pass the inputs of one inference (--inputs), or several samples."
             )
         if self._record.selection is not None:
             chosen = [select(self, trees.leaves(sample)) for sample in calls]

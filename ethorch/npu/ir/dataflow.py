@@ -76,7 +76,7 @@ class LabelMemory:
         self.write_span(*place, _FIRST_INPUT + number)
 
     def execute(self, op: Op, reference: Sequence[Digest] = ()) -> tuple[Digest, ...]:
-        """Label the written bytes, and return the digests of reads, for transfers with the sizes of ``reference``."""
+        """Label the written bytes, and return the digests of reads. Those of transfers have the sizes in ``reference``."""
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
         for number, access in enumerate(op.prepared.reads):

@@ -63,7 +63,7 @@ class Access:
 
 
 class Block(NamedTuple):
-    """Bytes with a distance for each axis; the last axis is contiguous."""
+    """A strided range of bytes. The last axis is contiguous."""
 
     base: int
     shape: tuple[int, ...]

@@ -53,7 +53,7 @@ class Segment:
 
     @property
     def space(self) -> Place:
-        """The bytes with those that alignment adds."""
+        """The bytes, rounded to ALIGNMENT."""
         low, high = min(self.low, *(p.low for p in self.pieces)), max(self.high, *(p.high for p in self.pieces))
         return self.region, *_round(low, high)
 
