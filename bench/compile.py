@@ -3,7 +3,7 @@
 ``python -m bench.compile [--models a,b] [--targets t,u] [--json]``
 
 A cell contains "ethorch / Arm backend (ratio)". Smaller is better in every column except SQNR. The last row contains geometric
-means of the ratios over the networks that both implementations compile.
+means of the ratios over the networks that both implementations compile. Cycles are Vela's; ``bench.passes`` includes stream passes.
 """
 
 from __future__ import annotations
