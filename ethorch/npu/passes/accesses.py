@@ -50,7 +50,7 @@ class Access:
     def blocks(self) -> tuple[Block, ...]:
         """The accessed bytes, without gaps."""
         if self.fm is None:
-            return tuple(Block(run.low, (run.high - run.low,), (1,)) for run in self.runs)
+            return tuple(Block.of_span(run.low, run.high) for run in self.runs)
         size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
         full, rest = divmod(self.fm.depth, BRICK) if self.fm.bricks else (0, self.fm.depth)
         blocks = []
@@ -68,6 +68,10 @@ class Block(NamedTuple):
     base: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @classmethod
+    def of_span(cls, low: int, high: int) -> Block:
+        return cls(low, (high - low,), (1,))
 
 
 def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Block:

@@ -102,7 +102,7 @@ class _Tracker:
         if region not in self.sizes or low >= high:
             return -1
         value = self._create(region, [(low, high)], -1, -1)
-        for view in self.labels.views(region, (Block(low, (high - low,), (1,)),)):
+        for view in self.labels.views(region, [Block.of_span(low, high)]):
             view[...] = value
         return value
 
@@ -110,7 +110,7 @@ class _Tracker:
         region, low, high = place
         if region not in self.sizes or low >= high:
             return -1
-        views = self.labels.views(region, (Block(low, (high - low,), (1,)),))
+        views = self.labels.views(region, [Block.of_span(low, high)])
         return self._use(self._find_labels(views), region, ((low, high),), self.end)
 
     def _read(self, access: Access, time: int, position: int) -> int:

@@ -19,14 +19,9 @@ class Occupancy:
     """Granules of a region in use at each operation."""
 
     def __init__(self, ops: Sequence[Op], region: int, limit: int, image: Image) -> None:
-        places = [place for place in (*image.inputs, *image.outputs) if place[0] == region]
-        size = max(
-            [
-                0,
-                *(high for _, _, high in places),
-                *(run.high for op in ops for run in (*op.reads, *op.writes) if run.region == region),
-            ]
-        )
+        ends = [high for where, _, high in (*image.inputs, *image.outputs) if where == region]
+        ends += [run.high for op in ops for run in (*op.reads, *op.writes) if run.region == region]
+        size = max(ends, default=0)
         self.limit = limit // GRANULE
         self.rows = np.zeros((len(ops), -(-size // GRANULE)), np.bool_)
         lifetimes = find_lifetimes(ops, {region: size}, image.inputs, image.outputs)

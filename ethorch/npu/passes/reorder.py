@@ -130,13 +130,15 @@ class _Search:
                     saved = int(self.live[region][time]) - self._measure(window, region)
                     if saved <= _WORTH * peak or saved < most:
                         continue
+                    is_best = False
                     if best is None or -saved <= best[0]:
                         cost = self._find_cost(window)
                         if cost > self.budget:
                             continue
-                        if best is None or (-saved, cost) < best[:2]:
-                            best, best_way = (-saved, cost, replace(window, cost=cost)), way
-                    most, best_way = saved, best_way if saved == most and best_way is not None else way
+                        is_best = best is None or (-saved, cost) < best[:2]
+                        best = (-saved, cost, replace(window, cost=cost)) if is_best else best
+                    if is_best or saved > most:
+                        most, best_way = saved, way
                 if not is_known:
                     self.ways[signature] = best_way
         return None if best is None else best[2]
