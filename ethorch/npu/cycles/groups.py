@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ethorch.npu import registers
 from ethorch.npu.cycles.dependencies import Dependencies
@@ -23,6 +24,7 @@ _UNUSED = ("IFM_BROADCAST", "IFM_SCALE")
 _OF_LAYOUT = ("AB_START", "IFM_IB_END", "IFM2_IB_START")
 #: Registers in which depth slices of one convolution differ.
 _OF_SLICES = _BASES | {"OFM_DEPTH_M1", "BLOCKDEP"}
+_OF_DEPTHWISE_SLICES = _OF_SLICES | {"IFM_DEPTH_M1"}
 #: Registers in which stripes of one operator differ.
 _OF_STRIPES = _BASES | {
     "BLOCKDEP", "IFM_PAD_TOP", "IFM_PAD_BOTTOM", "OFM_HEIGHT_M1",
@@ -73,18 +75,24 @@ def _is_chained(op: Op) -> bool:
     return op.npu.family == registers.U85 and op.values["OFM_PRECISION.storage"] == _STORAGE_CHAINED
 
 
-def _signature(op: Op, ignored: Callable[[str], bool]) -> Key:
-    unused: tuple[str, ...] = (*_WEIGHTS, *_OF_LAYOUT)
+def _signature(op: Op, ignored: frozenset[str], prefixes: tuple[str, ...] = ()) -> Key:
+    """Return the registers that an operation uses, without ignored ones."""
+    unused: tuple[str, ...] = (*prefixes, *_WEIGHTS, *_OF_LAYOUT)
     if op.name in CONVOLUTIONS:
-        unused = (*_UNUSED, *_OF_LAYOUT, *(_WEIGHTS if multiplies_maps(op) else ()))
+        unused = (*prefixes, *_UNUSED, *_OF_LAYOUT, *(_WEIGHTS if multiplies_maps(op) else ()))
     if op.name != "NPU_OP_ELEMENTWISE" and not multiplies_maps(op) and not reads_accumulators(op):
         unused += ("IFM2_",)
     if op.registers["OFM_PRECISION"] >> _SCALE_MODE & 1 == 0:
         unused += ("OFM_SCALE",)
     if _is_chained(op):
         unused += ("OFM_BASE", "OFM_STRIDE", "OFM_WIDTH0", "OFM_HEIGHT0", "OFM_HEIGHT1")
-    used = ((name, raw) for name, raw in op.registers.items() if not (ignored(name) or name.startswith(unused)))
-    return (op.name, op.parameter, *used)
+    names = _select_names(tuple(op.registers), ignored, unused)
+    return op.name, op.parameter, names, tuple(map(op.registers.__getitem__, names))
+
+
+@lru_cache(maxsize=1 << 10)
+def _select_names(names: tuple[str, ...], ignored: frozenset[str], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in ignored and not name.startswith(prefixes))
 
 
 # --- depth slices -----------------------------------------------------------------------------------------------------
@@ -104,9 +112,9 @@ def _join_slices(ops: Sequence[Op], units: Sequence[tuple[int, ...]]) -> list[Gr
 def _follows_in_depth(ops: Sequence[Op], first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     if len(first) != len(second) or ops[first[0]].name not in CONVOLUTIONS:
         return False
+    head, tail = ops[first[0]], ops[second[0]]
     if any(_slice_signature(ops[a]) != _slice_signature(ops[b]) for a, b in zip(first, second, strict=True)):
         return False
-    head, tail = ops[first[0]], ops[second[0]]
     if not _has_own_weights(ops, first[-1], second[0]):
         return False
     step = 0 if head.name == "NPU_OP_CONV" else _depth_bytes(head, "IFM")
@@ -132,8 +140,7 @@ def _has_own_weights(ops: Sequence[Op], before: int, after: int) -> bool:
 
 
 def _slice_signature(op: Op) -> Key:
-    depth = "IFM_DEPTH_M1" if op.name != "NPU_OP_CONV" else ""
-    return _signature(op, lambda name: name in _OF_SLICES or name.startswith(_WEIGHTS) or name == depth)
+    return _signature(op, _OF_SLICES if op.name == "NPU_OP_CONV" else _OF_DEPTHWISE_SLICES, _WEIGHTS)
 
 
 def _depth_bytes(op: Op, prefix: str) -> int:
@@ -151,7 +158,7 @@ def _join_stripes(ops: Sequence[Op], groups: Sequence[Group], dependencies: Depe
     result: list[Group] = []
     open_groups: dict[Key, Group] = {}
     for group in groups:
-        key = tuple(_signature(ops[position], _is_row_register) for position in group.units[0])
+        key = tuple(_signature(ops[position], _OF_STRIPES) for position in group.units[0])
         earlier = open_groups.get(key)
         if group.slices == 1 and earlier is not None and _follows_in_rows(ops, dependencies, earlier, group):
             earlier.units += group.units
@@ -159,10 +166,6 @@ def _join_stripes(ops: Sequence[Op], groups: Sequence[Group], dependencies: Depe
             result.append(group)
             open_groups[key] = group
     return [part for group in result for part in _split(group, result)]
-
-
-def _is_row_register(name: str) -> bool:
-    return name in _OF_STRIPES
 
 
 def _follows_in_rows(ops: Sequence[Op], dependencies: Dependencies, earlier: Group, group: Group) -> bool:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from ethorch.npu.cycles.compute import Computation
 from ethorch.npu.cycles.groups import CONVOLUTIONS, leaves_rows
@@ -118,12 +119,12 @@ def time_operators(
     regions: Regions,
     rated: Sequence[RatedOperator],
     effects: Effects = Effects(),
-    ranks: Mapping[int, int] | None = None,
+    ranks: Mapping[int, float] = MappingProxyType({}),
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield each operator's NPU cycles, including waits, and access cycles of each memory.
 
     Args:
-        ranks: New positions of operations.
+        ranks: Positions of new transfers, between those of the stream.
     """
     bus = _Bus(npu, regions, [rated_operator.operator for rated_operator in rated], effects.contention, ranks)
     constants = regions[CONSTANTS].name
@@ -155,32 +156,32 @@ class _Bus:
     npu: Npu
     regions: Regions
     operators: Sequence[Operator]
-    contention: bool = False
-    ranks: Mapping[int, int] | None = None
+    contention: bool
+    ranks: Mapping[int, float]
     now: int = 0
     slack: int = 0  # cycles before now in which a transfer can start
     free: int | None = None  # end of the last early transfer
     ends: dict[int, int] = field(default_factory=dict)  # of early transfers, by position
 
     def __post_init__(self) -> None:
-        firsts = sorted(self._rank(operator.first) for operator in self.operators if operator.works)
+        firsts = [operator.first for operator in self.operators if operator.works]
         early = []
         for operator in self.operators:
-            number = bisect_left(firsts, self._rank(operator.first))
-            transfers = () if operator.is_shared else operator.weights
-            early += [transfer for transfer in transfers if bisect_right(firsts, self._rank(transfer.position)) < number]
+            if operator.weights and not operator.is_shared:
+                number = bisect_left(firsts, operator.first)
+                early += [each for each in operator.weights if bisect_right(firsts, self._rank(each.position)) < number]
         self._early = deque(sorted(early, key=lambda transfer: self._rank(transfer.position)))
 
-    def _rank(self, position: int) -> int:
-        return position if self.ranks is None else self.ranks[position]
+    def _rank(self, position: int) -> float:
+        return self.ranks.get(position, position)
 
     def start(self, operator: Operator) -> int:
         """Return the cycles that transfers add to the next operator (EstimateFullOpPerformance)."""
         stall = 0
-        while self._early and self._rank(self._early[0].position) < self._rank(operator.first):
+        while self._early and self._rank(self._early[0].position) < operator.first:
             transfer = self._early.popleft()
-            running = list(self.ends.values())[-MOST_TRANSFERS[self.npu.family] :]
-            if self.contention and len(running) == MOST_TRANSFERS[self.npu.family]:
+            running = list(self.ends.values())[-MOST_TRANSFERS[self.npu.family] :] if self.contention else []
+            if len(running) == MOST_TRANSFERS[self.npu.family]:
                 stall = max(stall, running[0] - self.now)
             start = self.now - self.slack if self.free is None else max(self.now - self.slack, self.free)
             self.ends[transfer.position] = self.free = start + self._copy_cycles(transfer)

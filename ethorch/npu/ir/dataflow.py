@@ -127,11 +127,10 @@ class LabelMemory:
         scaled = _scale(access)
         box = np.empty(scaled.shape, scaled.dtype)
         read_rows(scaled.views(self.regions[access.region].view(np.uint8)), 0, box)
-        return hashlib.blake2b(box.tobytes(), digest_size=16).hexdigest()
+        return _digest(box)
 
     def digest_span(self, region: int, low: int, high: int) -> str:
-        data = self.regions[region][low:high]
-        return hashlib.blake2b(np.ascontiguousarray(data).tobytes(), digest_size=16).hexdigest()
+        return _digest(self.regions[region][low:high])
 
     def write(self, access: Access, writer: int) -> None:
         if isinstance(access, Span):
@@ -143,6 +142,10 @@ class LabelMemory:
 
     def write_span(self, region: int, low: int, high: int, writer: int) -> None:
         self.regions[region][low:high] = _label(writer, high - low)
+
+
+def _digest(labels: npt.NDArray[np.generic]) -> str:
+    return hashlib.sha1(labels.view(np.uint8).data, usedforsecurity=False).hexdigest()
 
 
 def _list_starts(form: Transfer) -> Iterator[int]:
@@ -157,7 +160,7 @@ def _label(writer: int, size_bytes: int) -> Labels:
 def _scale(fm: FeatureMap) -> FeatureMap:
     return replace(
         fm,
-        dtype=np.dtype(f"V{_LABEL_BYTES * fm.dtype.itemsize}"),
+        dtype=np.dtype(np.int64 if fm.dtype.itemsize == 1 else f"V{_LABEL_BYTES * fm.dtype.itemsize}"),
         bases=tuple(_LABEL_BYTES * base for base in fm.bases),
         strides=(_LABEL_BYTES * fm.strides[0], _LABEL_BYTES * fm.strides[1], _LABEL_BYTES * fm.strides[2]),
     )

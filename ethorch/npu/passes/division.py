@@ -14,8 +14,8 @@ from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 
-#: Operations that the searches of windows may visit and create, in one to two seconds.
-_WORK = (4_000, 2_000, 1_000)
+#: Operations that the searches of windows may visit and create, in about one second.
+_WORK = (2_000, 500)
 #: Share of cycles that parts may add, as for smaller arenas (``ethorch.vela.arena``).
 TOLERANCE = 0.005
 #: Minimum share of the bytes that parts must save, as for smaller arenas.

@@ -10,7 +10,7 @@ from ethorch.npu.passes.schedule import Schedule
 from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
 
 #: Most operators by which a transfer starts earlier, and most sweeps over all operators.
-_AHEAD, _SWEEPS = (2, 8, 32), 3
+_AHEAD, _SWEEPS = (8, 32), 3
 #: Smallest share of the cycles of the stream for which a transfer is moved.
 _LEAST_SHARE = 1e-4
 
@@ -28,23 +28,18 @@ def run(stream: Stream, context: Context) -> Stream | None:
     if len(entries) != len(rated):
         return None  # the transfers join other operators
     new = {each.operator: entries[each.operator] for each in weights if each.transfer is None}
-    start = Schedule(stream, context, region, rated, new, weights)
-    schedules = [_improve(start.copy(), by_wait) for by_wait in (False, True)]
-    best = min(schedules, key=lambda schedule: schedule.cycles)
-    return best.build() if best.placements else None
+    schedule = Schedule(stream, context, region, rated, new, weights)
+    _improve(schedule)
+    return schedule.build() if schedule.placements else None
 
 
-def _improve(schedule: Schedule, by_wait: bool) -> Schedule:
-    """Place the weights of waiting operators, the longest waits first if ``by_wait``."""
+def _improve(schedule: Schedule) -> None:
+    """Place the weights of waiting operators, the longest waits first."""
     for _ in range(_SWEEPS):
-        before, exposed = schedule.cycles, schedule.exposed_cycles()
-        units = list(range(len(schedule.weights)))
-        if by_wait:
-            units.sort(key=lambda unit: -exposed[schedule.weights[unit].operator])
-        for unit in units:
-            if schedule.exposed_cycles()[schedule.weights[unit].operator] > _LEAST_SHARE * schedule.cycles[0]:
+        before, exposed = schedule.cycles, schedule.exposed
+        for unit in sorted(range(len(schedule.weights)), key=lambda unit: -exposed[schedule.weights[unit].operator]):
+            if schedule.exposed[schedule.weights[unit].operator] > _LEAST_SHARE * schedule.cycles[0]:
                 for ahead in _AHEAD:
                     schedule.place(unit, ahead)
         if schedule.cycles == before:
             break
-    return schedule

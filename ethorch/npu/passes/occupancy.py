@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from copy import copy
 
 import numpy as np
 
@@ -29,11 +28,6 @@ class Occupancy:
         for piece in (piece for segment in lifetimes.segments for piece in segment.pieces):
             used = slice(bisect_left(times, piece.start), bisect_right(times, piece.end))
             self.rows[used, piece.low // GRANULE : -(-piece.high // GRANULE)] = True
-
-    def copy(self) -> Occupancy:
-        result = copy(self)
-        result.rows = self.rows.copy()
-        return result
 
     def set(self, first: int, last: int, low: int, high: int, is_used: bool) -> None:
         missing = -(-high // GRANULE) - self.rows.shape[1]

@@ -13,7 +13,7 @@ from ethorch.npu.passes.segments import ALIGNMENT, Permit, Segment
 
 Ints = npt.NDArray[np.int64]
 _NEVER = 1 << 60  # an offset that no pair of segments has
-_WORK = 40_000  # placements of one search
+_WORK = 10_000  # placements of one search
 _RESTARTS = 4
 #: Bytes, and share of the bound, above the bound for which no further placement is tried.
 _NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE = 256, 0.01
@@ -176,9 +176,9 @@ class _Packer:
         ends = np.maximum.accumulate(np.concatenate(([floor], high[order])))
         fits = np.flatnonzero(low[order] >= ends[:-1])
         gap = int(ends[fits[0]] if len(fits) else ends[-1])
-        for candidate in sorted({int(move) for move in allowed if floor <= move < gap}):
+        for candidate in sorted(set(allowed[(floor <= allowed) & (allowed < gap)].tolist())):
             if not np.any((low < candidate) & (candidate < high) & (allowed != candidate)):
-                return candidate
+                return int(candidate)
         return gap
 
     def _move_forward(self, order: list[int], segment: int, numbers: random.Random) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 from ethorch.npu.cycles.memories import CONSTANTS
@@ -38,16 +37,14 @@ class Placement:
     address: int
 
 
-#: Position of an operation of the stream, or (position in ``weights``, part) of a new transfer.
-Entry = int | tuple[int, Part]
-
-
 class Schedule:
     """The order of transfers among operators.
 
     Attributes:
         staged: Variants with transfers of operators that read constants.
         placements: Placements by position in ``weights``.
+        cycles: Total with Vela's formulas, and with contention.
+        exposed: Each operator's cycles in which the NPU does not compute.
     """
 
     def __init__(
@@ -60,81 +57,80 @@ class Schedule:
         weights: Sequence[Weights],
     ) -> None:
         self.stream, self.context, self.region = stream, context, region
-        self.unchanged, self.staged, self.weights = list(rated), staged, weights
+        self.unchanged, self.staged, self.weights = rated, staged, weights
         self.placements: dict[int, Placement] = {}
         self._tried: set[tuple[int, Placement]] = set()
-        self._times: dict[bool, tuple[list[int], list[int]]] = {}
+        self._numbers: dict[tuple[int, Part], int] = {}  # positions of new transfers, after those of the stream
+        self._units: dict[int, list[int]] = {}  # by operator
+        for unit, each in enumerate(weights):
+            self._units.setdefault(each.operator, []).append(unit)
+        self._firsts = [each.operator.first for each in rated]
         self.occupancy = Occupancy(stream.ops, region, context.limit(stream, region), stream.image)
-        self.cycles = self.rate({})
+        cycles, (contended, reads) = self._list_cycles(rated, {}, False)[0], self._list_cycles(rated, {}, True)
+        self._start({}, rated, {}, cycles, contended, reads)
 
-    def copy(self) -> Schedule:
-        result = copy(self)
-        result.placements, result._tried, result._times = dict(self.placements), set(), {}
-        result.occupancy = self.occupancy.copy()
-        return result
+    def _start(
+        self,
+        placements: dict[int, Placement],
+        rated: Sequence[RatedOperator],
+        ranks: Mapping[int, float],
+        cycles: Sequence[int],
+        contended: Sequence[int],
+        reads: Sequence[int],
+    ) -> None:
+        """Set the placements, and the cycles that result from them."""
+        self.placements, self._rated, self._ranks = placements, rated, ranks
+        self.cycles = sum(cycles), sum(contended)
+        self.exposed = [time - each.operator.computation.cycles for time, each in zip(cycles, rated, strict=True)]
+        self._contended, self._reads, self._loads = contended, reads, self._list_loads(reads)
+        self._idle: dict[int, list[int]] = {}
+        self._tried = set()
 
     # --- cycles -------------------------------------------------------------------------------------------------------
 
-    def rate(self, placements: Mapping[int, Placement]) -> tuple[int, int]:
-        """Return the cycles with Vela's formulas, and with contention."""
-        first, second = (sum(self._list_cycles(placements, contention)[0]) for contention in (False, True))
-        return first, second
-
-    def exposed_cycles(self) -> list[int]:
-        """Return each operator's cycles in which the NPU does not compute."""
-        rated, _ = self._arrange(self.placements)
-        cycles = self._list_cycles(self.placements, False)[0]
-        return [time - rated_operator.operator.computation.cycles for time, rated_operator in zip(cycles, rated, strict=True)]
-
-    def _list_cycles(self, placements: Mapping[int, Placement], contention: bool) -> tuple[list[int], list[int]]:
+    def _list_cycles(
+        self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
+    ) -> tuple[list[int], list[int]]:
         """Return each operator's cycles, and those of accesses to constants."""
-        is_current = placements is self.placements
-        if is_current and contention in self._times:
-            return self._times[contention]
-        rated, ranks = self._arrange(placements)
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name
         cycles = [max([npu_cycles, *accesses.values()]) for npu_cycles, accesses in times]
-        result = cycles, [accesses.get(constants, 0) for _, accesses in times]
-        if is_current:
-            self._times[contention] = result
-        return result
+        return cycles, [accesses.get(constants, 0) for _, accesses in times]
 
-    def _arrange(self, placements: Mapping[int, Placement]) -> tuple[list[RatedOperator], dict[int, int]]:
-        ranks: dict[int, int] = {}
-        numbers: dict[Entry, int] = {}
-        for rank, unit_or_position in enumerate(self._order(placements)):
-            position = (
-                unit_or_position
-                if isinstance(unit_or_position, int)
-                else numbers.setdefault(unit_or_position, len(self.stream.ops) + len(numbers))
-            )
-            ranks[position] = rank
-        rated = list(self.unchanged)
-        for unit, placement in placements.items():
-            number, replaced = self.weights[unit].operator, self.weights[unit].transfer
-            parts = [Transfer(numbers[unit, part], part.size_bytes, CONSTANTS, self.region) for part in placement.parts]
-            base = self.staged[number] if replaced is None else rated[number]
+    def _replace_transfers(self, number: int, placements: Mapping[int, Placement]) -> RatedOperator:
+        """Return an operator with new transfers."""
+        rated = self.unchanged[number]
+        for unit in self._units[number]:
+            if unit not in placements:
+                continue
+            replaced = self.weights[unit].transfer
+            parts = [Transfer(self._number(unit, part), part.size_bytes, CONSTANTS, self.region) for part in placements[unit].parts]
+            base = self.staged[number] if replaced is None else rated
             transfers: list[Transfer] = []
             for transfer in base.operator.weights:
                 transfers += parts if replaced in (None, transfer.position) else [transfer]
-            operator = base.operator.with_weights(transfers, rated[number].operator.positions)
-            rated[number] = replace(base, operator=operator)
-        return rated, ranks
+            rated = replace(base, operator=base.operator.with_weights(transfers, rated.operator.positions))
+        return rated
 
-    def _order(self, placements: Mapping[int, Placement]) -> list[Entry]:
-        before: dict[int, list[Entry]] = {}
+    def _number(self, unit: int, part: Part) -> int:
+        return self._numbers.setdefault((unit, part), len(self.stream.ops) + len(self._numbers))
+
+    def _rank_transfers(self, placements: Mapping[int, Placement]) -> dict[int, float]:
+        """Return ranks between the positions of the operations that new transfers precede and follow."""
+        return {
+            self._number(*entry): first - 1 + count / (len(entries) + 1)
+            for first, entries in self._list_transfers(placements).items()
+            for count, entry in enumerate(entries, 1)
+        }
+
+    def _list_transfers(self, placements: Mapping[int, Placement]) -> dict[int, list[tuple[int, Part]]]:
+        """Return the new transfers, as (unit, part), by the position that they precede."""
+        entries: dict[int, list[tuple[int, Part]]] = {}
         for unit in sorted(placements):
             for part in placements[unit].parts:
-                before.setdefault(self.unchanged[part.gap].operator.first, []).append((unit, part))
-        replaced = {self.weights[unit].transfer for unit in placements}
-        order: list[Entry] = []
-        for position in range(len(self.stream.ops)):
-            order += before.get(position, ())
-            if position not in replaced:
-                order.append(position)
-        return order
+                entries.setdefault(self.unchanged[part.gap].operator.first, []).append((unit, part))
+        return entries
 
     # --- placements ---------------------------------------------------------------------------------------------------
 
@@ -144,14 +140,17 @@ class Schedule:
         if placement is None or (unit, placement) in self._tried:
             return False
         self._tried.add((unit, placement))
-        placements = {**self.placements, unit: placement}
-        if sum(self._list_cycles(placements, False)[0]) >= self.cycles[0]:
+        placements, number = {**self.placements, unit: placement}, self.weights[unit].operator
+        ranks = self._rank_transfers(placements)
+        rated = [*self._rated[:number], self._replace_transfers(number, placements), *self._rated[number + 1 :]]
+        cycles, _ = self._list_cycles(rated, ranks, False)
+        if sum(cycles) >= self.cycles[0]:
             return False
-        cycles = self.rate(placements)
-        if cycles[1] > self.cycles[1]:
+        contended, reads = self._list_cycles(rated, ranks, True)
+        if sum(contended) > self.cycles[1]:
             return False
         self._mark(unit, False)
-        self.placements, self.cycles, self._times, self._tried = placements, cycles, {}, set()
+        self._start(placements, rated, ranks, cycles, contended, reads)
         self._mark(unit, True)
         return True
 
@@ -196,29 +195,40 @@ class Schedule:
         return parts
 
     def _find_idle(self, unit: int) -> list[int]:
-        weights, placement = self.weights[unit], self.placements.get(unit)
-        rated, ranks = self._arrange(self.placements)
-        cycles, reads = self._list_cycles(self.placements, True)
-        firsts = [ranks[rated_operator.operator.first] for rated_operator in rated]
-        loads = [0] * len(rated)
-        for number, rated_operator in enumerate(rated):
-            operator = rated_operator.operator
-            if not operator.weights and number != weights.operator:
-                loads[number] += reads[number]
-            for transfer in () if operator.is_shared else operator.weights:
-                after = bisect_left(firsts, ranks[transfer.position])
-                loads[max(after - 1, 0)] += self._copy_cycles(transfer.size_bytes)
+        """Return the cycles during each operator in which nothing reads constants, without the transfers of a unit."""
+        if unit in self._idle:
+            return self._idle[unit]
+        loads, number = list(self._loads), self.weights[unit].operator
+        placement, transfer = self.placements.get(unit), self.weights[unit].transfer
+        if not self._rated[number].operator.weights:
+            loads[number] -= self._reads[number]
         if placement is not None:
             for part in placement.parts:
                 loads[max(part.gap - 1, 0)] -= self._copy_cycles(part.size_bytes)
-        elif weights.transfer is not None:
-            after = bisect_left(firsts, ranks[weights.transfer])
-            loads[max(after - 1, 0)] -= self._copy_cycles(weights.size_bytes)
+        elif transfer is not None:
+            loads[self._find_operator(transfer)] -= self._copy_cycles(self.weights[unit].size_bytes)
         idle, backlog = [], 0
-        for load, time in zip(loads, cycles, strict=True):
-            idle.append(max(time - load - backlog, 0))
-            backlog = max(backlog + load - time, 0)
+        for load, time in zip(loads, self._contended, strict=True):
+            rest = time - load - backlog
+            idle.append(rest if rest > 0 else 0)
+            backlog = -rest if rest < 0 else 0
+        self._idle[unit] = idle
         return idle
+
+    def _list_loads(self, reads: Sequence[int]) -> list[int]:
+        """Return the cycles in which each operator, and the transfers beside it, read constants."""
+        loads = [0] * len(self._rated)
+        for number, rated in enumerate(self._rated):
+            operator = rated.operator
+            if not operator.weights:
+                loads[number] += reads[number]
+            for transfer in () if operator.is_shared else operator.weights:
+                loads[self._find_operator(transfer.position)] += self._copy_cycles(transfer.size_bytes)
+        return loads
+
+    def _find_operator(self, position: int) -> int:
+        """Return the operator during which a transfer starts."""
+        return max(bisect_left(self._firsts, self._ranks.get(position, position)) - 1, 0)
 
     def _copy_cycles(self, size_bytes: int) -> int:
         regions = self.context.regions
@@ -250,12 +260,13 @@ class Schedule:
                 ops[position] = weights.relocate(ops[position], self.region, placement.address)
         key = self.stream.new_key()
         result: list[Op] = []
-        for unit_or_position in self._order(self.placements):
-            if isinstance(unit_or_position, int):
-                result.append(ops[unit_or_position])
-                continue
-            unit, part = unit_or_position
-            weights, address = self.weights[unit], self.placements[unit].address
-            result.append(weights.transfer_part(self.stream, self.region, address, part.offset, part.size_bytes, key))
-            key -= 1
+        replaced = {self.weights[unit].transfer for unit in self.placements}
+        transfers = self._list_transfers(self.placements)
+        for position, op in enumerate(ops):
+            for unit, part in transfers.get(position, ()):
+                weights, address = self.weights[unit], self.placements[unit].address
+                result.append(weights.transfer_part(self.stream, self.region, address, part.offset, part.size_bytes, key))
+                key -= 1
+            if position not in replaced:
+                result.append(op)
         return replace(self.stream, ops=result, image=replace(self.stream.image, sizes=sizes))
