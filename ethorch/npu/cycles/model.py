@@ -66,13 +66,18 @@ class Estimate:
         return sum(operator.cycles for operator in self.operators)
 
 
-def estimate(stream: Stream, regions: Regions, effects: Effects = Effects()) -> Estimate:
+def estimate(
+    stream: Stream, regions: Regions, effects: Effects = Effects(), rated: Sequence[RatedOperator] | None = None
+) -> Estimate:
     """Return the cycles of a stream by Vela's formulas.
+
+    Args:
+        rated: Operators of the stream, if known.
 
     Raises:
         MachineFault: An operation has invalid registers.
     """
-    rated = rate_operators(stream, regions, effects)
+    rated = rate_operators(stream, regions, effects) if rated is None else rated
     results = []
     for rated_operator, (npu_cycles, accesses) in zip(rated, time_operators(stream.npu, regions, rated, effects), strict=True):
         keys = tuple(stream.ops[position].key for position in rated_operator.operator.positions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ethorch.npu.cycles.operators import read_operators
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import Lifetimes, find_lifetimes
@@ -28,7 +27,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
     moved = allocate(stream).stream
     if count_bytes(moved) < count_bytes(stream) and context.rate(moved) > rate:
         # The cycle model recognizes stripes of one operator by the distances of their maps.
-        operators = [operator.positions for operator in read_operators(stream.ops, context.regions)]
+        operators = [each.operator.positions for each in context.rate_operators(stream)]
         moved = allocate(stream, operators=[positions for positions in operators if len(positions) > 1]).stream
     return moved if count_bytes(moved) < count_bytes(stream) and context.rate(moved) <= rate else None
 

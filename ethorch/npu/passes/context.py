@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ethorch.npu.cycles import Effects, Estimate, Regions, estimate
+from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
 
 
@@ -18,11 +19,19 @@ class Context:
     effects: Effects = field(default_factory=Effects)
     passes: frozenset[str] | None = None  # to run; None for all
     _estimates: dict[int, tuple[Stream, Estimate]] = field(default_factory=dict, repr=False, compare=False)
+    _operators: dict[int, tuple[Stream, list[RatedOperator]]] = field(default_factory=dict, repr=False, compare=False)
+
+    def rate_operators(self, stream: Stream) -> list[RatedOperator]:
+        """Return the operators of a stream, which must not be modified afterwards."""
+        if id(stream) not in self._operators:
+            self._operators[id(stream)] = stream, rate_operators(stream, self.regions, self.effects)
+        return self._operators[id(stream)][1]
 
     def estimate(self, stream: Stream) -> Estimate:
         """Return the estimate of a stream, which must not be modified afterwards."""
         if id(stream) not in self._estimates:
-            self._estimates[id(stream)] = stream, estimate(stream, self.regions, self.effects)
+            rated = self.rate_operators(stream)
+            self._estimates[id(stream)] = stream, estimate(stream, self.regions, self.effects, rated)
         return self._estimates[id(stream)][1]
 
     def rate(self, stream: Stream) -> int:

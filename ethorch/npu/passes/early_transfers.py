@@ -19,7 +19,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
     region = max(stream.image.sizes, default=0)
     if not region or context.regions[region].bytes_per_cycle <= context.regions[CONSTANTS].bytes_per_cycle:
         return None
-    rated = rate_operators(stream, context.regions, context.effects)
+    rated = context.rate_operators(stream)
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)
     if not weights:
         return None
