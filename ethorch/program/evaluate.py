@@ -26,7 +26,7 @@ from ethorch.runtime.many import keeps_state
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.keywords import suggest_keywords
-from ethorch.support.metrics import Ratio
+from ethorch.support.metrics import OutputRatios
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
@@ -294,10 +294,10 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """Accumulated SQNR relative to the float model, and the share of samples with the same largest output, for each column."""
+    """Lowest SQNR of an output, and share of samples with the same largest output, relative to the float model by column."""
 
     def __init__(self) -> None:
-        self._ratios: dict[str, Ratio] = {}
+        self._ratios: dict[str, OutputRatios] = {}
         self._same: dict[str, int] = {}
         self._count = 0
 
@@ -309,10 +309,7 @@ class _Closeness:
         for column, outputs in answers.items():
             if column == FLOAT:
                 continue
-            ratio = self._ratios.setdefault(column, Ratio())
-            for a, b in zip(reference, outputs, strict=True):
-                if isinstance(a, torch.Tensor) and a.dtype.is_floating_point:
-                    ratio.add(a, b)
+            self._ratios.setdefault(column, OutputRatios()).add(reference, outputs)
             if isinstance(reference[0], torch.Tensor) and reference[0].numel():
                 self._same[column] = self._same.get(column, 0) + int(reference[0].argmax() == outputs[0].argmax())
 

@@ -29,7 +29,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The SQNR in dB of a program relative to the float model, and the number of samples."""
+    """The lowest SQNR in dB of a program's outputs relative to the float model, and the number of samples."""
 
     sqnr_db: float
     samples: int

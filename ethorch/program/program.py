@@ -126,9 +126,9 @@ class Program:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """The SQNR relative to the float model on at most 8 calibration samples, or None if the float model is unknown.
+        """The lowest SQNR of an output relative to the float model on at most 8 calibration samples.
 
-        The first access runs the samples.
+        None if the float model is unknown. The first access runs the samples.
         """
         return accuracy(self._record)
 
@@ -148,13 +148,13 @@ class Program:
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of the program's, the inputs are split into several
-        inferences. The inferences run on all CPUs, and their outputs are concatenated.
+        inferences. The inferences run on all CPUs, and their outputs are concatenated along the first dimension.
 
         Returns:
             The outputs in the structure that the model returns. Quantized outputs are not dequantized.
 
         Raises:
-            HostError: The number, dtype or shape of the inputs is wrong.
+            HostError: The number, dtype or shape of the inputs is wrong, or an output of several inferences has no batch dimension.
             MachineFault: The command stream is invalid.
         """
         import torch
@@ -169,9 +169,19 @@ class Program:
         if count == 1:
             return self._nest(host(*flat))
         batches = [info.shape[0] for info in self.inputs]
+        self._check_output_batches(batches, count)
         samples = [[x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True)] for i in range(count)]
         runs = host.run_many(samples)
-        return self._nest([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
+        return self._nest([torch.cat(parts) for parts in zip(*runs, strict=True)])
+
+    def _check_output_batches(self, batches: Sequence[int], count: int) -> None:
+        for number, info in enumerate(self.outputs):
+            if not info.shape or info.shape[0] not in batches:
+                raise HostError(
+                    f"cannot join the outputs of {count} inferences: output {number} has the shape {list(info.shape)}, but the "
+                    f"first dimension of a batch is {' or '.join(str(size) for size in sorted(set(batches)))}. "
+                    "Call the program once for each sample."
+                )
 
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         if not keywords:

@@ -46,16 +46,46 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
     nan if a tensor contains NaN.
 
     Raises:
-        ValueError: The number or the shapes of the tensors differ.
+        ValueError: The number or the shapes of the tensors differ, or only the reference is floating-point.
     """
-    pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))
-    for a, b in pairs:
-        if a.shape != b.shape:
-            raise ValueError(f"expected an output of shape {list(a.shape)}, got {list(b.shape)}")
     ratio = Ratio()
-    for a, b in [(a, b) for a, b in pairs if a.dtype.is_floating_point] or pairs:
+    for _, a, b in _pair_tensors(reference, approximation):
         ratio.add(a, b)
     return ratio.db
+
+
+class OutputRatios:
+    """A ratio for each output, over several samples."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[int, Ratio] = {}
+
+    def add(self, reference: Any, approximation: Any) -> None:
+        """Add the outputs of a sample, with the tensors that :func:`sqnr_db` compares."""
+        for number, a, b in _pair_tensors(reference, approximation):
+            self._ratios.setdefault(number, Ratio()).add(a, b)
+
+    @property
+    def db(self) -> float:
+        """The lowest ratio in dB. Outputs whose reference is 0 are ignored, unless all references are 0."""
+        ratios = list(self._ratios.values())
+        decibels = [ratio.db for ratio in [ratio for ratio in ratios if ratio.signal != 0] or ratios]
+        return math.nan if any(map(math.isnan, decibels)) else min(decibels, default=math.inf)
+
+
+def _pair_tensors(reference: Any, approximation: Any) -> list[tuple[int, Tensor, Tensor]]:
+    """Return the floating-point tensors and their approximations, or all tensors if none is floating-point."""
+    pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))
+    for number, (a, b) in enumerate(pairs):
+        if a.shape != b.shape:
+            raise ValueError(f"expected an output of shape {list(a.shape)}, got {list(b.shape)}")
+        if a.dtype.is_floating_point and not b.dtype.is_floating_point:
+            raise ValueError(
+                f"expected a floating-point output {number}, got {b.dtype}. Dequantize the outputs of a program, "
+                f"for example with program.outputs[{number}].codes.dequantize(output)."
+            )
+    rows = [(number, a, b) for number, (a, b) in enumerate(pairs)]
+    return [row for row in rows if row[1].dtype.is_floating_point] or rows
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

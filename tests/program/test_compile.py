@@ -276,3 +276,25 @@ def test_an_arena_that_is_too_small_is_said(model: nn.Module, images: list[Tenso
     caplog.clear()
     ethorch.compile(model, images[0], calibration=images, settings=ethorch.Settings(vela_flags=["--arena-cache-size=65536"]))
     assert not caplog.records
+
+
+class _Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("classes", torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.classes * 2
+
+
+def test_outputs_without_a_batch_are_not_joined() -> None:
+    x = torch.randn(2, 4)
+    program = ethorch.compile(_Constants(), x[:1], target="ethos-u55-128", calibration=[x[:1], x[1:]])
+    assert [info.shape for info in program.outputs] == [(1, 4), (3,)]
+    with pytest.raises(
+        HostError, match=r"outputs of 2 inferences: output 1 has the shape \[3\], but the first dimension of a batch is 1"
+    ):
+        program(x)
+    assert program.accuracy is not None
+    assert program.accuracy.sqnr_db < 60  # the constant output is exact

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ethorch import sqnr_db
+from ethorch.support.metrics import OutputRatios
 
 
 def test_a_tenth_of_the_signal_is_twenty_decibels() -> None:
@@ -47,3 +48,24 @@ def test_gradients_are_no_matter(recwarn: pytest.WarningsRecorder) -> None:
     x = torch.ones(3, requires_grad=True)
     assert sqnr_db(x * 1, x * 1.1) == pytest.approx(20, abs=1e-3)
     assert not recwarn.list
+
+
+def test_codes_are_not_compared_with_floats() -> None:
+    with pytest.raises(ValueError, match=r"floating-point output 1, got torch.int8. Dequantize .*outputs\[1\].codes.dequantize"):
+        sqnr_db([torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3, dtype=torch.int8)])
+
+
+def test_the_lowest_ratio_of_an_output_over_all_samples() -> None:
+    ratios = OutputRatios()
+    for scale in (1.0, 3.0):
+        ratios.add(
+            [torch.ones(1) * 1000, torch.ones(1) * scale, torch.zeros(1)],
+            [torch.ones(1) * 1000, torch.ones(1) * scale * 1.1, torch.ones(1)],
+        )
+    assert ratios.db == pytest.approx(20, abs=1e-3)
+    zeros = OutputRatios()
+    zeros.add([torch.zeros(1)], [torch.ones(1)])
+    assert zeros.db == -math.inf
+    assert OutputRatios().db == math.inf
+    zeros.add([torch.ones(1)], [torch.ones(1) * math.nan])
+    assert math.isnan(zeros.db)

@@ -15,7 +15,7 @@ from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 from ethorch.program.record import Record
 from ethorch.quantization.shared_buffers import preserve_buffers
-from ethorch.support.metrics import sqnr_db
+from ethorch.support.metrics import OutputRatios
 
 _MEASURED_SAMPLES = 8
 
@@ -24,13 +24,12 @@ def accuracy_of_samples(record: Record) -> Accuracy:
     """Return the SQNR on at most 8 calibration samples, run in order without resetting buffers between samples."""
     model = _model(record)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
-    float_outputs, program_outputs = [], []
+    ratios = OutputRatios()
     loaded = runtime.load(record.pte, record.method)
     with torch.no_grad(), in_eval_mode(model.module), preserve_buffers(model.module.buffers()):
         for sample in samples:
-            float_outputs.append(_run_model(model, sample))
-            program_outputs.append(_run_program(record, loaded, sample))
-    return Accuracy(sqnr_db(float_outputs, program_outputs), len(samples))
+            ratios.add(_run_model(model, sample), _run_program(record, loaded, sample))
+    return Accuracy(ratios.db, len(samples))
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:
@@ -41,8 +40,7 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
     parts = {name: record[name] for name in record.methods}
     models = {name: _model(part) for name, part in parts.items()}
     sessions = record.sessions or [[(name, model.example_inputs) for name, model in models.items()]]
-    float_outputs: list[list[Tensor]] = []
-    program_outputs: list[list[Any]] = []
+    ratios, count = OutputRatios(), 0
     loaded = _LoadedMethods(record, parts)
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
@@ -55,11 +53,11 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
                     reference = _run_model(models[name], inputs)
                     outputs = _run_program(parts[name], loaded.methods[name], inputs)
                     if name == record.method:
-                        float_outputs.append(reference)
-                        program_outputs.append(outputs)
-            if len(float_outputs) >= _MEASURED_SAMPLES:
+                        ratios.add(reference, outputs)
+                        count += 1
+            if count >= _MEASURED_SAMPLES:
                 break
-    return Accuracy(sqnr_db(float_outputs, program_outputs), len(float_outputs)) if float_outputs else None
+    return Accuracy(ratios.db, count) if count else None
 
 
 class _LoadedMethods:
