@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 #: Maximum correlation of neighboring elements in noise, and minimum correlation in a signal.
 _NOISE, _SIGNAL = 0.1, 0.3
 _ENOUGH = 256  # minimum number of elements for a significant correlation
+_LEAST_EXTENT = 8  # of an axis whose neighbors are compared
 
 
 _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
@@ -42,7 +43,7 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """The rank and batch size of a tensor, and the correlation of neighbors along the last axis (None for small tensors)."""
+    """The rank and batch size of a tensor, and the largest correlation of neighbors along an axis (None for small tensors)."""
 
     rank: int
     batch: int
@@ -51,14 +52,20 @@ class InputStatistics:
     @staticmethod
     def of(x: Tensor) -> InputStatistics:
         """Compute the statistics of one tensor."""
-        rows = x.detach().float().flatten(0, -2) if x.dim() > 1 else x.detach().float()[None]
-        batch = int(x.shape[0]) if x.dim() > 1 else 1
-        if x.numel() < _ENOUGH or x.shape[-1] < 8:
-            return InputStatistics(x.dim(), batch, None)
-        left, right = rows[:, :-1].flatten(), rows[:, 1:].flatten()
-        left, right = left - left.mean(), right - right.mean()
-        power = float(left.norm() * right.norm())
-        return InputStatistics(x.dim(), batch, float(torch.dot(left, right)) / power if power > 0 else None)
+        values = x.detach().float()
+        axes = [axis for axis in range(1 if x.dim() > 1 else 0, x.dim()) if x.shape[axis] >= _LEAST_EXTENT]
+        correlations = [_correlate(values.movedim(axis, -1)) for axis in axes] if x.numel() >= _ENOUGH else []
+        return InputStatistics(
+            x.dim(), int(x.shape[0]) if x.dim() > 1 else 1, max(filter(None, correlations), key=abs, default=None)
+        )
+
+
+def _correlate(x: Tensor) -> float | None:
+    """Return the correlation of neighbors along the last axis, or None if the values are constant."""
+    left, right = x[..., :-1].flatten(), x[..., 1:].flatten()
+    left, right = left - left.mean(), right - right.mean()
+    power = float(left.norm() * right.norm())
+    return float(torch.dot(left, right)) / power if power > 0 else None
 
 
 def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.quantization.activation_observer import ActivationObserver
+from ethorch.quantization.calibration_checks import InputStatistics
 from ethorch.quantization.weight_observer import PerChannelWeightObserver, WeightObserver
 from ethorch.support.errors import QuantizationError
 from ethorch.support.metrics import sqnr_db
@@ -265,6 +266,15 @@ def test_nothing_but_noise_is_a_warning(caplog: pytest.LogCaptureFixture) -> Non
     assert (
         "all calibration tensors of input x look like noise" in warnings_for(noise, caplog) and "[calibration.noise]" in caplog.text
     )
+
+
+def test_neighbors_along_any_axis_correlate() -> None:
+    walk = torch.randn(2, 200, 3).cumsum(1)  # time steps correlate, features do not
+    assert InputStatistics.of(walk).correlation > 0.5
+    assert InputStatistics.of(walk[:, :, :1]).correlation > 0.5
+    assert abs(InputStatistics.of(torch.randn(2, 200, 16)).correlation) < 0.1
+    assert InputStatistics.of(torch.ones(2, 200, 3)).correlation is None
+    assert InputStatistics.of(torch.tensor(1.0)).correlation is None
 
 
 def test_pictures_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
