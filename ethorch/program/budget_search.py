@@ -145,7 +145,7 @@ class _Search:
         candidate = self.with_resident(before)
         if self.pays(candidate, before):
             return candidate
-        before.settings = _settings(before).with_(constants=FLASH)
+        before.settings = _settings(before).with_(constants=0)
         return before
 
     def pays(self, candidate: Record, before: Record) -> bool:

@@ -31,6 +31,7 @@ _CONFIG = "vela_config"  # only in ethorch: an ini text in place of a file
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
 _ARENA = "ethorch_arena"  # only ethorch's
 _RESIDENT = "ethorch_resident_bytes"  # only ethorch's
+RESIDENT_BYTES = 32 << 10  # default of resident_bytes
 _STREAM = "ethorch_stream"  # only ethorch's
 _VERIFY = "ethorch_verify"  # only ethorch's
 _PLACEMENTS = "external_block_placements"  # only in ExecuTorch: blocks in a .ptd file
@@ -225,8 +226,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds hardly
             any cycles (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and
             ``--optimise`` take precedence.
-        resident_bytes: Maximum growth of the scratch region for copies of weights that are read several times per call
-            (``ethorch.vela.resident``).
+        resident_bytes: Maximum growth of the arena for copies of weights that are read several times per call, by the pass
+            ``resident-weights``.
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
         verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and to insert copies if the results
@@ -249,7 +250,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: str | None = DEFAULT_INI,
         *,
         arena: str | int = FAST,
-        resident_bytes: int = 0,
+        resident_bytes: int = RESIDENT_BYTES,
         config_text: str | None = None,
         verify: bool = True,
         stream: str = OPTIMIZED,
@@ -364,7 +365,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)
         public.flags = {name: value for name, value in public.flags.items() if name not in public.flags_without_effect}
-        public.verify = True
+        public.verify, public.resident_bytes = True, RESIDENT_BYTES
         return public
 
     @property
@@ -376,7 +377,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         items = {_TARGET: self.target.name, _FLAGS: shlex.join(self.compiler_flags)}
         if self.config_text is not None:
             items[_CONFIG] = self.config_text
-        if self.resident_bytes:
+        if self.resident_bytes != RESIDENT_BYTES:
             items[_RESIDENT] = str(self.resident_bytes)
         if not self.verify:
             items[_VERIFY] = "false"
@@ -397,7 +398,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)
         size = int(arena) if arena.isdecimal() else arena
-        resident = items.pop(_RESIDENT, "0")
+        resident = items.pop(_RESIDENT, str(RESIDENT_BYTES))
         return cls(
             name,
             extra_flags=[*words, *(f"--config={file}" for file in files)],

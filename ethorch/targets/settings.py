@@ -22,7 +22,7 @@ from ethorch.support.wording import shorten
 from ethorch.targets.boards import Board, NpuSlot
 from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
-from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, OPTIMIZED, EthosUCompileSpec
+from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, OPTIMIZED, RESIDENT_BYTES, EthosUCompileSpec
 
 #: Names of quantization schemes. ``ethorch.quantization.schemes`` contains their configs.
 SCHEMES = {
@@ -170,10 +170,10 @@ class Settings:
         vela_flags: Additional Vela command-line flags.
         arena: Size of the NPU's arena: ``free`` (the smallest that adds hardly any cycles), ``fast`` (any size), or a limit in
             bytes.
-        constants: Memory for the weights. ``flash`` follows the memory mode. ``sram`` makes firmware copy the weights to SRAM at
-            startup. ``auto`` uses SRAM for all or some weights if this saves cycles and does not exceed ``ram``. A size in bytes
-            is the maximum growth of the arena for weights that are read several times per call. The NPU copies these weights at
-            the start of the call.
+        constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
+            times per call; the NPU copies these weights at the start of the call. ``flash`` follows the memory mode, with at most
+            32 KiB of copies. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto`` uses SRAM for all or some
+            weights if this saves cycles and does not exceed ``ram``.
         ram, flash: Limits of the whole application in bytes.
         latency_ms: Limit of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR relative to the float model.
@@ -320,7 +320,7 @@ class Settings:
         if self.constants == AUTO and self.ram_limit is None:
             raise SpecError("constants='auto' requires a RAM limit. Use ram (--ram), a board (--board), or constants='sram'.")
         mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
-        resident = self.constants if isinstance(self.constants, int) else 0
+        resident = self.constants if isinstance(self.constants, int) else 0 if self.constants == AUTO else RESIDENT_BYTES
         board, slot = self.described, self.slot
         if board is not None and slot is not None and self.system_config is None and self.config_ini == DEFAULT_INI:
             return EthosUCompileSpec(

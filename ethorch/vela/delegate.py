@@ -28,7 +28,6 @@ from ethorch.vela.lowered import Lowered
 from ethorch.vela.optimize import optimize_model
 from ethorch.vela.planes import with_planes
 from ethorch.vela.repair import repair_delegate
-from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +160,6 @@ def _compile(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
 
 
 def _finish(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCompileSpec) -> Lowered:
-    if spec.resident_bytes:
-        compiled = with_resident_weights(compiled, spec, spec.resident_bytes)
     compiled = optimize_model(compiled, spec)
     _check_arena(compiled, spec)
     return Lowered(graph, graph, tosa, compiled)

@@ -56,7 +56,9 @@ def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledMod
 def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[str]) -> Context:
     region, size = (_STAGING, model.scratch_fast_bytes) if model.scratch_fast_bytes else (_SCRATCH, model.scratch_bytes)
     limit = size if spec.arena == FREE else spec.arena_cache_bytes or size if spec.arena == FAST else int(spec.arena)
-    return Context(read_memory_rates(spec), {region: max(size, limit)}, passes=passes)
+    largest = spec.arena_cache_bytes if spec.arena in (FAST, FREE) else min(int(spec.arena), spec.arena_cache_bytes)
+    resident = max(min(spec.resident_bytes, largest - size), 0)
+    return Context(read_memory_rates(spec), {region: max(size, limit)}, passes=passes, resident_bytes=resident)
 
 
 def read_image(model: CompiledModel) -> Image:

@@ -43,7 +43,7 @@ class Operator:
         works: Kernels of a chain, with the sizes of all slices and stripes.
         last_slice: Works of the last depth slice, or of the first stripe.
         home: Region from which scales were transferred.
-        is_shared: Whether an earlier operator transferred the weights.
+        is_shared: Whether an earlier operator transferred the weights. Vela counts the transfer again, which new transfers are not.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
         moved: ``compound`` with all feature maps in the arena's memory.
     """
@@ -140,7 +140,7 @@ def _read_operator(
     }
     transfers = [transfer for position, transfer in by_position.items() if position not in owned]
     is_shared = bool(by_position) and not transfers
-    if is_shared:
+    if is_shared and any(ops[position].origin is not None for position in by_position):
         transfers = list(by_position.values())
     owned.update(by_position)
     is_prebuffered = False
@@ -152,7 +152,7 @@ def _read_operator(
         merged = (replace(merged[0], table=False),)
     last = tuple(units[-1]) if group.slices > 1 else tuple(units[0])
     homes = (ops[writer] for read, writer in dependencies.links[group.first] if read.register.startswith("SCALE"))
-    home = next((op.values["DMA0_SRC_REGION.region"] for op in homes if op.is_dma), None)
+    home = next((op.values["DMA0_SRC_REGION.region"] for op in homes if op.is_dma and (transfers or not is_shared)), None)
     return Operator(group.positions, merged, last, group.slices, transfers, home, is_shared, is_prebuffered, table_bytes)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ethorch.npu.cycles import Effects, Estimate, Regions, estimate
+from ethorch.npu.cycles.memories import CONSTANTS
 from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
 
@@ -18,6 +19,7 @@ class Context:
     limits: Mapping[int, int] = field(default_factory=dict)  # maximum bytes by region; by default the size in the image
     effects: Effects = field(default_factory=Effects)
     passes: frozenset[str] | None = None  # to run; None for all
+    resident_bytes: int = 0  # of weights that are read several times and may be copied to fast memory
     _estimates: dict[int, tuple[Stream, Estimate]] = field(default_factory=dict, repr=False, compare=False)
     _operators: dict[int, tuple[Stream, list[RatedOperator]]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -36,6 +38,12 @@ class Context:
 
     def rate(self, stream: Stream) -> int:
         return self.estimate(stream).cycles
+
+    def find_fast_region(self, stream: Stream) -> int | None:
+        """Return the last region if it is faster than the constants."""
+        region = max(stream.image.sizes, default=0)
+        is_faster = region and self.regions[region].bytes_per_cycle > self.regions[CONSTANTS].bytes_per_cycle
+        return region if is_faster else None
 
     def limit(self, stream: Stream, region: int) -> int:
         size = stream.image.sizes.get(region, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ethorch.npu.cycles.memories import CONSTANTS
 from ethorch.npu.cycles.model import rate_operators
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
@@ -16,8 +15,8 @@ _LEAST_SHARE = 1e-4
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    region = max(stream.image.sizes, default=0)
-    if not region or context.regions[region].bytes_per_cycle <= context.regions[CONSTANTS].bytes_per_cycle:
+    region = context.find_fast_region(stream)
+    if region is None:
         return None
     rated = context.rate_operators(stream)
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)

@@ -47,7 +47,7 @@ class Weights:
             registers |= {name: raw for name, raw in example.registers.items() if name.startswith("DMA0_SIZE")}
         registers |= {"DMA0_SRC_REGION": CONSTANTS, "DMA0_DST_REGION": region, "DMA0_LEN": size_bytes}
         registers |= {"DMA0_SRC": self.low + offset, "DMA0_DST": address + offset}
-        return Op(stream.npu, DMA, 0, registers, key)
+        return Op(stream.npu, DMA, 0, registers, key, origin=None if self.transfer is None else stream.ops[self.transfer].key)
 
 
 def _list_streams(op: Op) -> list[Run]:
@@ -56,6 +56,23 @@ def _list_streams(op: Op) -> list[Run]:
 
 def _prefix(run: Run) -> str:
     return next(name for name in _STREAMS if run.register.startswith(name))
+
+
+def find_streams(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:
+    """Return the aligned weights, and separately the scales, that kernels read in constants, and transferred weights."""
+    candidates = [each for each in find_weights(stream, operators, region) if each.transfer is not None]
+    for number, operator in enumerate(operators):
+        for position in operator.positions if operator.works else ():
+            runs = [run for run in _list_streams(stream.ops[position]) if run.region == CONSTANTS]
+            hulls = [
+                (min(run.low for run in part), max(run.high for run in part))
+                for name in _STREAMS
+                if (part := [run for run in runs if _prefix(run) == name])
+            ]
+            if len(hulls) > 1 and max(low for low, _ in hulls) < min(high for _, high in hulls):  # interleaved by core
+                hulls = [(min(low for low, _ in hulls), max(high for _, high in hulls))]
+            candidates += [Weights(number, low, high - low, (position,)) for low, high in hulls]
+    return [each for each in candidates if not (each.low | each.size_bytes) % GRANULE]
 
 
 def find_weights(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:

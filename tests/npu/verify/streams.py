@@ -71,8 +71,21 @@ class Classifier(nn.Module):
         return logits
 
 
+class Steps(nn.Module):
+    """float[1, 8, 32] -> float[1, 48]: a recurrent layer over eight steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(32, 48, batch_first=True), nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last: torch.Tensor = self.head(self.recurrent(x)[0][:, -1])
+        return last
+
+
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "blocks": (Blocks, (1, 3, 12, 12)), "attention": (Attention, (1, 12, 16)), "classifier": (Classifier, (1, 8, 18, 18)),
+    "steps": (Steps, (1, 8, 32)),
 }  # fmt: skip
 
 
