@@ -86,6 +86,8 @@ class Tiler:
         if end <= seed - first:
             return None
         units = units[:end]
+        if self.reuses_bytes([op for unit in units for op in unit.ops]):
+            return None
         self._number(units, cut.count)
         if not self._is_legal(units, cut.count):
             return None
@@ -276,9 +278,30 @@ class Tiler:
                 self._mark([[]] * (number - 1) + [list(ops)])
         return _keeps_tables(units)
 
+    def reuses_bytes(self, ops: Sequence[Op]) -> bool:
+        """Return True if an operation replaces bytes that an earlier one reads in another layout.
+
+        A part would then replace a part of a value that later parts read, which only rolling buffers may do.
+        """
+        reads: list[Access] = []
+        for op in ops:
+            for written in self.accesses(op)[1]:
+                if any(written.overlaps(read) and not _shares_strides(written, read) for read in reads):
+                    return True
+            reads += self.accesses(op)[0]
+        return False
+
     def _clear(self) -> None:
         self.writers.clear()
         self.readers.clear()
+
+
+def _shares_strides(a: Access, b: Access) -> bool:
+    if a.fm is None or b.fm is None:
+        return False
+    axes = 3 if a.fm.bricks else 2
+    sizes = [(fm.bricks, fm.dtype.itemsize, fm.strides[:axes]) for fm in (a.fm, b.fm)]
+    return sizes[0] == sizes[1]
 
 
 def _list_part(units: Sequence[_Unit], number: int) -> Iterator[Op]:

@@ -24,6 +24,7 @@ from ethorch.npu.passes.packing import bound_size, pack
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import find_windows
 from ethorch.npu.passes.segments import Permit, Piece, Segment
+from ethorch.npu.passes.tiling import Tiler
 from ethorch.npu.verify import decode_instructions, trace_reference, verify, verify_listing
 from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
@@ -226,6 +227,19 @@ def test_the_passes_add_hardly_any_cycles(monkeypatch: pytest.MonkeyPatch) -> No
     assert context.rate(after) <= (1 + division.TOLERANCE) * context.rate(before)
     assert_equal(case, after)
     assert encode(before) == encode(decode(case.payload, case.image)), "the argument is not modified"
+
+
+def test_parts_do_not_reuse_bytes_in_another_layout() -> None:
+    case = compile_attention("ethos-u85-256")
+    apart, lifetimes = separate(decode(case.payload, case.image))
+    tiler = Tiler(apart.ops, {region: size for region, size in apart.image.sizes.items() if size}, lifetimes.segments, -1)
+    reader = next(op for op in apart.ops if op.name == "NPU_OP_CONV" and op.registers["IFM_REGION"])
+    place = {"OFM_REGION": reader.registers["IFM_REGION"], "OFM_BASE0": reader.registers["IFM_BASE0"]}
+    strides = {f"OFM_STRIDE_{axis}": reader.registers[f"IFM_STRIDE_{axis}"] for axis in "XYC"}
+    same, other = reader.copy(**place, **strides), reader.copy(**place, **{name: 2 * raw for name, raw in strides.items()})
+    same.key, other.key = -1, -2
+    assert not tiler.reuses_bytes([reader, same])
+    assert tiler.reuses_bytes([reader, other]) and not tiler.reuses_bytes([other, reader])
 
 
 def test_values_end_with_their_last_read() -> None:
