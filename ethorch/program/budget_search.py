@@ -35,16 +35,16 @@ _STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Compile a program, and change settings as long as a budget is exceeded.
+    """Compile a program, and search for faster settings and for settings that meet exceeded budgets.
 
-    If no combination meets all budgets, the closest program is returned. The search tries, in order:
+    If no tried program meets all budgets, the closest one is returned. The search tries, in order:
 
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``
     - weights in SRAM, if ``constants`` is ``auto``
     - smaller arenas, if the RAM limit is exceeded
     - the fastest arena and weights in SRAM, if the time limit is exceeded
-    - 16 bits for the most sensitive modules, if the accuracy is too low
+    - 16 bits for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
     Args:
         make: Function that compiles a program.
@@ -83,7 +83,6 @@ def _warn_of_inputs(settings: Settings, user: UserModel) -> None:
 
 
 def _warn_of_trades(first: Record, best: Record) -> None:
-    """Warn if ``best``, which exceeds a budget, has worse figures than ``first``."""
     figures = [
         ("RAM", "bytes", first.memory.ram_bytes, best.memory.ram_bytes),
         ("flash", "bytes", first.memory.flash_bytes, best.memory.flash_bytes),
@@ -126,7 +125,6 @@ class _Search:
         return candidate if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_partition(self, before: Record) -> Record:
-        """Compute products of two activations on the CPU if kernels exist, the RAM limit is met, and this saves time."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
         try:
@@ -175,7 +173,6 @@ class _Search:
         return best
 
     def with_fewer_cycles(self, before: Record) -> Record:
-        """Use the fastest arena, and then weights in SRAM, if the RAM limit is met."""
         best = before
         changes: list[tuple[str, dict[str, Any]]] = []
         if _settings(before).arena == FREE and "arena" not in self.fixed:
@@ -198,7 +195,6 @@ class _Search:
         return best
 
     def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
-        """Use 16-bit activations in the fewest modules that reach the minimum SQNR."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before

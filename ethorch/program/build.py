@@ -63,7 +63,9 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
             quantized_methods[name] = user.module
     if quantized_methods and len(quantized_methods) < len(methods.models):
         missing = ", ".join(repr(name) for name in methods.models if name not in quantized_methods)
-        raise EthorchError(f"expected either quantized or float models for all methods, got float models only for {missing}.")
+        raise EthorchError(
+            f"expected quantized or float models for all methods; the models for {missing} are float, and the others are quantized."
+        )
     if quantized_methods:
         return quantized_methods
     quantizers = {}
@@ -199,7 +201,7 @@ def lower_method(
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
-    """Lower one quantized method to a ``.pte`` whose inputs and outputs have the type ``settings.io``.
+    """Lower one quantized method to a ``.pte`` whose float inputs and outputs become the type ``settings.io``.
 
     Args:
         user: Model in the input and output layout of the settings.
@@ -223,7 +225,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    If the model and the quantization settings are those of ``record``, the function reuses the quantized model.
+    If the model is the record's and only ``arena`` and ``constants`` differ, the function reuses the quantized model.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

@@ -1,4 +1,4 @@
-"""Fit the bandwidths of a board to measured times by relative least squares, for ``ethorch boards NAME --fit FILE``."""
+"""Fit a board's bandwidths to measured times, minimizing squared relative errors, for ``ethorch boards NAME --fit FILE``."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         measured: Pairs of a program and the measured milliseconds of one call.
 
     Raises:
-        SpecError: A program is for an NPU that the board does not have.
+        SpecError: There are no measurements, or a program has no delegate for an NPU of the board.
         BoardError: The board was not read from a file.
         EthorchError: A program cannot be read.
     """

@@ -14,7 +14,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """A comparison of one operator's results in the float model, the fake-quantized model and on the NPU.
+    """A comparison of one operator's results in the float model, in the fake-quantized model and on the NPU.
 
     Operators that share a quantize node are compared as one. SQNR in dB covers all samples. It is inf for equal values and None
     if the operator has no float values.
@@ -87,7 +87,12 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """The number of output elements of a delegate, and the number of elements that differ from the TOSA reference model."""
+    """The output elements of a delegate, and those that differ from the TOSA reference model.
+
+    Attributes:
+        elements, different: Number of elements, and number of different elements.
+        first_difference: Position and values of the first difference, or "".
+    """
 
     elements: int
     different: int
@@ -96,7 +101,7 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The comparison of program outputs and delegates for one input."""
+    """The comparison of program outputs and delegates."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]

@@ -108,8 +108,9 @@ def compile(
             bandwidths, and the defaults of ``target``, ``ram`` and ``flash``.
         ram, flash: Maximum memory of the whole application in bytes, or a string such as ``"256K"``.
         latency_ms: Maximum estimated time of one inference in milliseconds.
-        min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a budget is
-            exceeded, other arenas, weights in SRAM and 16-bit modules are tried (``ethorch.program.budget_search``).
+        min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a program with
+            one method exceeds a budget, other arenas, weights in SRAM and 16-bit modules are tried
+            (``ethorch.program.budget_search``).
         settings: All settings as one value. The other parameters override ``settings``.
         progress: Whether to display progress. Default: on a terminal or in a notebook.
 
@@ -256,7 +257,7 @@ def user_model(
 
 
 def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[Any]]) -> None:
-    """Warn if calibration samples of a float input are ``_OTHER_RANGE`` times larger or smaller than the example input."""
+    """Warn if the largest magnitudes in a float input's samples and example differ by ``_OTHER_RANGE`` times or more."""
     for number, example in enumerate(example_inputs):
         if not isinstance(example, torch.Tensor) or not example.is_floating_point() or not example.numel():
             continue
@@ -267,7 +268,7 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
             ratio = largest_sample / largest
             if not 1 / _OTHER_RANGE < ratio < _OTHER_RANGE:
                 logger.warning(
-                    "input %d: the largest value is %.4g in the calibration samples, but %.4g in the example input. Scale both "
+                    "input %d: the largest magnitude is %.4g in the calibration samples, but %.4g in the example input. Scale both "
                     "like the inputs of the deployed program, e.g. images to 0..1. [calibration.other_range]",
                     number, largest_sample, largest,
                 )  # fmt: skip

@@ -43,7 +43,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SampleResult:
-    """The name and the label of a sample, and the flattened, dequantized outputs of each column."""
+    """The name and the label of a sample, and its flattened, dequantized outputs for ``npu``, ``float`` and ``quantized``."""
 
     name: str
     label: Any
@@ -118,7 +118,7 @@ def evaluate(
 ) -> Evaluation:
     """Run a data set on the simulated NPU and compute metrics.
 
-    If the float model is known, the float model and the fake-quantized model also run the samples. The figures then include
+    The float model and the fake-quantized model also run the samples, if known. With the float model, the figures include
     ``sqnr_db`` and ``agreement`` (share of samples with the same largest output). If the program has state, the samples are run as
     one sequence that starts with the initial state.
 
@@ -126,18 +126,18 @@ def evaluate(
         program: Program, or the path of a ``.pte``.
         data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
         metric: Function of (list of outputs, list of labels) that returns a number or a dict, a torchmetrics object, or ``"map"``
-            for the mean average precision of detections. Default: top-1 and top-5 if there are labels.
+            for the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there are labels.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
             ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
             sample is a dict of ``boxes`` and ``labels``.
-        against: Columns to compare the NPU with: ``float`` and ``quantized``.
-        batch: Number of samples per call. Affects memory use but not results.
+        against: Models to compare the NPU with: ``float`` and ``quantized``. Unknown models are omitted.
+        batch: Number of samples per call. It affects memory use but not results.
         jobs: Number of joblib processes, which run with the backend of ``joblib.parallel_config``. Default: threads are used.
         keep: Whether to return the outputs of every sample.
         progress: See ``ethorch.compile``.
 
     Raises:
-        SpecError: A column is unknown, or ``jobs`` is set for a program with state.
+        SpecError: ``against`` or ``metric`` is invalid, or ``jobs`` is set for a program with state or several shapes.
         EthorchError: The data set is empty, a sample has wrong inputs, or a package for ``"map"`` is not installed.
     """
     if not isinstance(program, Program):
@@ -221,7 +221,6 @@ def _beside(program: Program, column: str) -> nn.Module:
 
 
 def _answer(program: Program, column: str, module: nn.Module, sample: Sample) -> list[Any]:
-    """Run the float model, or the quantized model selected by the shapes of the sample, and return the flattened outputs."""
     if column == FLOAT or record_of(program).selection is None:
         return list(pytree.tree_leaves(module(*sample.inputs)))
     flat = pytree.tree_leaves(sample.inputs)

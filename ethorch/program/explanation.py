@@ -104,7 +104,7 @@ class Explanation:
         operators: Operators in execution order, followed by refused operators without a layer.
         placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
         writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
-        counts: Number of rows on the NPU and on the CPU, if ``operators`` is only a selection of the rows.
+        counts: Number of rows on the NPU and on the CPU before the selection of ``operators``. Default: counted in ``operators``.
     """
 
     target: str
@@ -259,7 +259,7 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
     return replace(row, id=reason.id, reason=reason.text, remedy=reason.remedy)
 
 
-_IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's delegate copies the buffer"
+_IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's delegate copies it"
 
 
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:
@@ -320,7 +320,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Add a refusal to the row of its operator, or as a new row if the operator already has a different reason."""
+    """Add a refusal to its operator's row, or as a new row if there is none or the operator already has a different reason."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, remedy=reason.remedy)
     for number, row in enumerate(rows):

@@ -63,7 +63,7 @@ class Variant:
         core_clock_hz: NPU clock of the estimate.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: Whether all budgets are met and the program fits in the board's memories, or None if no budget is set.
+        fits: Whether all budgets are met and the program fits in the board's memories, or None without budgets and board.
         searched: Settings that the search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -197,8 +197,8 @@ def explore(
         print(exploration)
         exploration.save("front.html")
 
-    The model is quantized once for each scheme and NPU family. Memory covers the whole application. Times are at the NPU clock of
-    each variant. SQNR is measured if there are calibration samples.
+    Variants with the same scheme, ``io`` and NPU family share a quantized model. Memory covers the whole application. Times are at
+    the NPU clock of each variant. SQNR is measured if there are calibration samples or ``min_sqnr_db`` is set.
 
     Args:
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
@@ -211,7 +211,7 @@ def explore(
 
     Raises:
         SpecError: A setting is unknown or cannot be varied, or a value is invalid.
-        EthorchError: See ``ethorch.compile``.
+        EthorchError: The inputs or samples are invalid, or no variant can be compiled.
     """
     base = settings or Settings()
     axes = [axis for axis in AXES if axis in {entry.name for entry in fields(Settings)}]

@@ -47,13 +47,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class StreamPass:
-    """A pass over the command streams of all methods that changed some of them.
+    """A pass that changed command streams of a method.
 
     Attributes:
         name: Name of the pass (``ethorch.npu.passes``).
         delegates: Number of delegates that it changed.
-        cycles_before, cycles_after: Sums of cycles by the cycle model (``ethorch.npu.cycles``).
-        bytes_before, bytes_after: Sums of the bytes of RAM.
+        cycles_before, cycles_after: Total cycles of these delegates, estimated by ``ethorch.npu.cycles``.
+        bytes_before, bytes_after: Total scratch and staging memory of these delegates.
     """
 
     name: str
@@ -65,7 +65,7 @@ class StreamPass:
 
 
 def sum_passes(effects: Iterable[PassEffect]) -> tuple[StreamPass, ...]:
-    """Return the sum over delegates of each pass."""
+    """Sum the effects of each pass over the delegates."""
     by_name: dict[str, list[PassEffect]] = {}
     for effect in effects:
         by_name.setdefault(effect.name, []).append(effect)
@@ -92,7 +92,7 @@ class Verification:
     Attributes:
         delegates, equal: Number of delegates in all methods, and number of delegates that equal the reference.
         unchecked: Delegates that were not compared.
-        repairs: Operators before which a copy was inserted to avoid a Vela bug (``ethorch.vela.repair``).
+        repairs: Operators whose inputs or outputs are copied to avoid a Vela bug (``ethorch.vela.repair``).
     """
 
     delegates: int

@@ -38,7 +38,7 @@ def quantize_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserMode
 
 
 def save(program: OtherProgram, path: Path, record: Path | None = None) -> None:
-    """Write a program as ``.pte``, ``.bpte`` or ``.tosa``, and the ETRecord to ``record`` if it is not None."""
+    """Write a program as ``.pte``, ``.bpte`` or ``.tosa``. Write the ETRecord of a ``.pte`` or ``.bpte`` to ``record``, if set."""
     if path.suffix == ".tosa":
         write_whole(path, program.tosa())
         return

@@ -91,7 +91,7 @@ class Program:
 
     @property
     def target(self) -> str:
-        """The name of the NPU, or "" if the program has no NPU delegate."""
+        """The name of the NPU, or "" for a loaded ``.pte`` without an NPU delegate."""
         return self._record.target
 
     @property
@@ -126,9 +126,9 @@ class Program:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """The lowest SQNR of an output relative to the float model on at most 8 calibration samples.
+        """The lowest SQNR of an output relative to the float model, or None if the float model is unknown.
 
-        None if the float model is unknown. The first access runs the samples.
+        The first access runs up to 8 calibration samples, or sessions until they have called the method 8 times.
         """
         return accuracy(self._record)
 
@@ -148,10 +148,10 @@ class Program:
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of the program's, the inputs are split into several
-        inferences. The inferences run on all CPUs, and their outputs are concatenated along the first dimension.
+        inferences, whose outputs are concatenated along the first dimension.
 
         Returns:
-            The outputs in the structure that the model returns. Quantized outputs are not dequantized.
+            The outputs in the structure that the model returns, if known. Quantized outputs are not dequantized.
 
         Raises:
             HostError: The number, dtype or shape of the inputs is wrong, or an output of several inferences has no batch dimension.
@@ -217,8 +217,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. :meth:`compare` runs for each method if the model has at most 5 billion multiply-accumulates
-          and 2,000 operators.
+          payload of each delegate. :meth:`compare` runs for each method if all methods together have at most 5 billion
+          multiply-accumulates and 2,000 operators.
 
         Returns:
             The path.
@@ -270,10 +270,10 @@ class Program:
         if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
-            inputs: Inputs of one inference. Default: the example inputs, or the saved comparison if the program was loaded from a
-                folder.
+            inputs: Inputs of one inference. Default: the example inputs. Programs loaded from a folder return the saved comparison.
             samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
-            model: Float model, required if the program was loaded from a file. In this case, only outputs are compared.
+            model: Float model, required if the program was loaded or was compiled from a quantized model. For a loaded program,
+                only outputs are compared.
             keywords: Inputs by name.
 
         Raises:
@@ -318,10 +318,13 @@ class Program:
     # analysis ---------------------------------------------------------------------------------------------------------
 
     def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
-        """Return the placement, cost, reason and remedy of each operator.
+        """Return the placement and cost of each operator, with reasons and remedies for CPU operators.
 
         Args:
             operator: Substring of operator names to select, e.g. ``softmax``.
+
+        Raises:
+            SpecError: No operator matches.
         """
         record = self._record
         return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
@@ -336,7 +339,7 @@ class Program:
             limit: Maximum number of changes to return. Changes that meet all budgets are returned first.
 
         Raises:
-            EthorchError: The program was loaded from a file and has no model.
+            EthorchError: The program was loaded from a file, or compiled with a QuantizationConfig.
         """
         # importing torchao takes 2 seconds
         from ethorch.program.build import compile_beside
@@ -358,8 +361,8 @@ class Program:
     ) -> Inspection | Profile:
         """Return measured times and estimated cycles.
 
-        If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the
-        table of ExecuTorch's Inspector with columns for the estimates. Its times are simulation times on the host.
+        If no files are passed, the program runs ``runs`` times with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then
+        returns the table of ExecuTorch's Inspector with columns for the estimates. Its times are simulation times on the host.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
@@ -462,12 +465,12 @@ def load(
 ) -> Program:
     """Load a ``.pte`` compiled by ethorch or by ExecuTorch's Arm backend, or a folder written by ``Program.save``.
 
-    Compile-time information (reasons, source lines, Vela's cycles) is available only if the file or ``sources`` records it.
+    Source lines and Vela's cycles require a folder or ``sources``. Reasons and the accuracy require a folder.
 
     Args:
         path: Path of a file or folder, or contents of a file.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
-        sources: Folder written by ``dump_intermediate_artifacts_to``, which records the operator of each command.
+        sources: Folder of artifacts (``EthosUCompileSpec.dump_intermediate_artifacts_to``) that record each command's operator.
 
     Raises:
         EthorchError: The file or method does not exist, or the file is not a program.

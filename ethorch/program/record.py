@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 class Record:
     """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
 
-    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and possibly ``settings`` are None.
+    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and, unless a folder was loaded, ``settings`` are None.
 
     Attributes:
-        model: The float model and its samples.
+        model: The user's model and its samples.
         quantized: Model returned by ``convert_pt2e``.
         config: The user's QuantizationConfig, or None if a named scheme was used.
         sessions: Calibration sessions of a program with several methods.
@@ -146,7 +146,7 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """The axes of each input whose size is allowed to differ from ``inputs``, or None if all sizes are fixed."""
+        """For each input, the axes whose sizes may differ from ``inputs``, or None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
@@ -180,7 +180,7 @@ class Record:
 
     @property
     def target(self) -> str:
-        """The name of the NPU, or "" if the program has no NPU delegate."""
+        """See :attr:`Program.target`."""
         return "" if self.spec is None else self.spec.target.name
 
     @cached_property
@@ -223,7 +223,7 @@ class Record:
 
     @cached_property
     def model_name(self) -> str:
-        """The reference or the class name of the model, or "" for a loaded ``.pte``."""
+        """The name passed to ``compile`` or the class name of the model, or "" for a loaded ``.pte``."""
         return "" if self.model is None else self.model.name
 
     @cached_property
@@ -267,7 +267,7 @@ class Record:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec | None:
-        """The compile spec, or None if the program has no NPU delegate."""
+        """The compile spec, or None for a loaded ``.pte`` without an NPU delegate."""
         if self.settings is not None:
             return self.settings.spec
         specs = [d.compile_specs for d in self.description.delegates if d.id == BACKEND_ID]

@@ -29,7 +29,7 @@ ENDINGS = (".pte", ".bpte", ".tosa")
 
 
 def check_writable(path: Path) -> None:
-    """Check that a program can be saved to the path, to report errors before a long computation.
+    """Check that a program can be saved to the path.
 
     Raises:
         EthorchError: The program cannot be saved.
@@ -115,7 +115,7 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line that names the saved file or folder, and a line for each omitted comparison."""
+    """Return a line that names the saved file or folder, and a line for each reason why a comparison was omitted."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")

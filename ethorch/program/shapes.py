@@ -40,8 +40,8 @@ def with_selection(program: Program, names: Sequence[str], paddings: tuple[Paddi
 def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
     """Return a method for each tuple of input shapes, smallest first.
 
-    Calibration samples become one session, in which each sample calls the method with the same shapes. If no sample has the shapes
-    of a method, the method is calibrated with all samples, cropped or repeated to its shapes.
+    Calibration samples become one session, in which each sample calls the method for its shapes. If no sample has the shapes of a
+    method, the method is calibrated with all samples, cropped or repeated to its shapes.
 
     Raises:
         SpecError: The number or ranks of the shapes are wrong, or the exported program does not support a size.
@@ -127,7 +127,7 @@ def _check(user: UserModel, shapes: Shapes) -> None:
                 limits = f"{dims[axis].min}..{dims[axis].max}"
                 raise SpecError(
                     f"shapes: expected a size in {limits} for axis {axis} of input {number}, and equal sizes for all axes "
-                    f"that were exported as {dims[axis].__name__}; got {words}. Use sizes in this range, or export other limits."
+                    f"that were exported as {dims[axis].__name__}; got {words}. Use such sizes, or export with other limits."
                 )
 
 

@@ -48,7 +48,7 @@ class Suggestion:
     """A change and its effect.
 
     Attributes:
-        change: An argument of ``ethorch.compile``, or a description of a change to the model.
+        change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.
         ram_bytes, flash_bytes: Change in the memory of the whole application.
         milliseconds: Change in the estimated time, or None if unknown.
         fits: Whether all budgets are met, or None if no budget is set or the change was compiled for a single layer.
@@ -110,7 +110,7 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
         compile_by: Function that compiles a model with the given settings, without a search for budgets.
 
     Raises:
-        EthorchError: The program was loaded from a file and has no model.
+        EthorchError: The program was loaded from a file, or compiled with a QuantizationConfig.
     """
     if record.model is None or record.settings is None or record.config is not None:
         raise EthorchError("suggestions require a program compiled from a model with a named scheme. Use ethorch.compile.")
@@ -202,7 +202,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if it has no images."""
+    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if this does not apply."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE

@@ -71,7 +71,7 @@ def tune(
         settings: All other settings, including the budgets.
 
     Raises:
-        SpecError: The goal is unknown, or its budget or metric is missing.
+        SpecError: The goal is unknown, its budget or metric is missing, or it does not support another argument.
         EthorchError: See ``ethorch.compile``.
     """
     chosen = settings or Settings()
@@ -83,14 +83,14 @@ def tune(
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
-    """Check that a goal is known, and that the budget or metric for the goal is set.
+    """Check that a goal is known, and that the metric and settings match the goal.
 
     Raises:
-        SpecError: The goal is unknown, or its budget or metric is missing.
+        SpecError: See ``tune``.
     """
     if isinstance(goal, (int, float)) and not isinstance(goal, bool):
         if metric is None:
-            raise SpecError(f"goal={goal} requires a metric, got None. Pass the function that computes the metric as metric.")
+            raise SpecError(f"goal={goal} requires a metric, got None. Pass a function as metric.")
         return
     if not isinstance(goal, str):
         raise SpecError(f"goal: expected one of {', '.join(GOALS)}, or the minimum value of metric; got {quoted(goal)}.")

@@ -113,10 +113,10 @@ def _bytes(machine: Any, tensor: IoTensor) -> Array:
 
 
 def verify_program(record: Record) -> Record:
-    """Compare each delegate of all methods with the TOSA reference, and store the result in the record.
+    """Compare each delegate of all methods with the TOSA reference, and store the result in the records.
 
     Raises:
-        VerificationError: The outputs of a delegate differ, or a delegate cannot be run.
+        VerificationError: The outputs of a delegate differ, or the simulator raises a fault.
     """
     parts = {name: record[name] for name in record.methods}
     checks: dict[DelegatePayload, _Check] = {}

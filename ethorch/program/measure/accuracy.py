@@ -7,10 +7,7 @@ from ethorch.program.record import Record
 
 
 def accuracy(record: Record) -> Accuracy | None:
-    """Measure the SQNR of a program relative to the float model on at most 8 calibration samples.
-
-    The result is cached. Return None if the float model is unknown.
-    """
+    """Measure the SQNR of a program, as described in ``Program.accuracy``. The result is cached."""
     if "accuracy" not in record.measured:
         if record.model is None or record.model.quantized:
             return None

@@ -32,7 +32,7 @@ _QUANTIZED = "compare requires the float model, but the program was compiled fro
 
 
 def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
-    """Run the program and its models on each sample.
+    """Compare the outputs and operators of the program and its models on samples.
 
     Args:
         samples: Inputs of the model, one tuple for each inference.

@@ -1,7 +1,7 @@
 """Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
 The first stage whose results differ too much from the previous stage is the cause of a wrong result. Quantization adds noise,
-lowering changes a value by at most one step, and the simulator is bit-exact.
+lowering changes a value by at most the operator's error bound (usually one step), and the simulator is bit-exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ethorch.vela.verification import delegate_arrays
 
 
 def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs) -> Ladder:
-    """Compare all stages with the inputs of one inference."""
+    """Compare all stages for the inputs of one inference."""
     results, recorders = run_recorded(build.pte, "forward", inputs)
     with torch.no_grad():
         floats, fakes = _flat(model(*inputs)), _flat(quantized(*inputs))

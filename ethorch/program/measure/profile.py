@@ -72,7 +72,7 @@ class LayerTime(Measured):
         estimated_share: Estimated share of the NPU cycles, from 0 to 1, or None if unknown.
         samples: Number of QREAD samples within the commands of the layer.
         measured_share: Share of all samples, from 0 to 1.
-        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if the counter was not measured.
+        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if the counter or any delegate was not measured.
     """
 
     index: int
@@ -174,7 +174,7 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
 
     Raises:
         SpecError: No files were passed.
-        FormatError: A file has an unknown format or a malformed line, or an offset is outside the program's commands.
+        FormatError: A file is malformed, or names a delegate or offset that the program does not have.
         MachineFault: A command stream of the program is malformed.
     """
     if not files:
