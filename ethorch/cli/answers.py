@@ -68,7 +68,6 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _print(text: RenderableType) -> None:
-    """Print in color at the terminal's width, or as plain text without line wrapping if the output is not a terminal."""
     if isinstance(text, str):
         print(text, flush=True)
     elif sys.stdout.isatty():

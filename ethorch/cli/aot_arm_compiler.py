@@ -30,7 +30,7 @@ _OPTIONAL = {
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
-    """Replace optional values by separate options, e.g. ``-q A16W8`` by ``-q --quant_mode A16W8``."""
+    """Convert optional values to separate options, e.g. ``-q A16W8`` to ``-q --quant_mode A16W8``."""
     words: list[str] = []
     for argument in arguments:
         values, option = _OPTIONAL.get(words[-1], ((), "")) if words else ((), "")
@@ -56,7 +56,9 @@ def aot_arm_compiler(
     quantize: Annotated[
         bool, typer.Option("--quantize", "-q", help="Quantize the model. An optional INT8 or A16W8 sets --quant_mode.")
     ] = False,
-    quant_mode: Annotated[str | None, typer.Option("--quant_mode", help="Quantization scheme: INT8 (default) or A16W8.")] = None,
+    quant_mode: Annotated[
+        str | None, typer.Option("--quant_mode", help="INT8 or A16W8 [A16W8 for targets with int16, otherwise INT8].")
+    ] = None,
     target: Annotated[
         str, typer.Option("--target", "-t", help="Name of an NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
     ] = "ethos-u55-128",
@@ -85,7 +87,7 @@ def aot_arm_compiler(
     enable_debug_mode: Annotated[
         str | None,
         typer.Option(
-            "--enable_debug_mode", help="Also write TOSA graphs, with source lines. Accepts json and tosa.", metavar="MODE"
+            "--enable_debug_mode", help="Also write TOSA graphs, with source lines. MODE is json or tosa.", metavar="MODE"
         ),
     ] = None,
     explicit_layout: Annotated[

@@ -123,7 +123,9 @@ def _describe_fit(calibration: Calibration, output: Path | None) -> str:
         had = calibration.board.memory(name).bytes_per_second
         lines.append(f"{name}: {rate / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f} MB/s"))
     if calibration.error > _NO_FIT:
-        lines.append("No bandwidths match these times. Check that each time is the milliseconds of one call of the named program.")
+        lines.append(
+            "No bandwidths match these times. Check that each time is in milliseconds and for one call of the named program."
+        )
     lines.append(f"error: {calibration.error_before:.1%} before the fit, {calibration.error:.1%} after")
     lines += [] if output is None else [f"Saved {output}"]
     return "\n".join(lines)

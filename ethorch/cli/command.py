@@ -48,7 +48,7 @@ COMMANDS: dict[str, Function] = {}
 
 
 def option(*names: str, help: str, **more: Any) -> Any:
-    """Return a Typer option whose help has its brackets escaped for Rich."""
+    """Return a Typer option. Brackets in the help are escaped for Rich."""
     return typer.Option(*names, help=help.replace("[", "\\["), show_default=False, **more)
 
 

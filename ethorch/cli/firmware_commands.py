@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 PANEL = "Firmware"
 BARE, EXECUTORCH = RUNTIMES = "bare", "executorch"
 CMAKE, CMSIS = BUILD_SYSTEMS = "cmake", "cmsis"
-Board = Annotated[str, option("--board", "-b", help="Board name listed by `ethorch boards`, or a TOML file.", metavar="NAME|FILE")]
+Board = Annotated[
+    str,
+    option("--board", "-b", help="Board name listed by `ethorch boards`, or a TOML file [corstone-300].", metavar="NAME|FILE"),
+]
 
 
 @command("firmware", PANEL)

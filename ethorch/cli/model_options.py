@@ -87,7 +87,7 @@ def inputs_from(
     """Read the inputs of one inference from one file with all inputs, or from one file for each input.
 
     Args:
-        open_dims: Axes of each example input whose size is allowed to differ.
+        open_dims: For each example input, the axes whose sizes may differ. Default: none.
 
     Raises:
         EthorchError: The inputs do not match the example inputs.

@@ -60,7 +60,9 @@ Pte = Annotated[
 ]
 Target = Annotated[
     str | None,
-    _option("--target", "-t", help="NPU name listed by `ethorch targets` [ethos-u55-128].", panel=SETTINGS),
+    _option(
+        "--target", "-t", help="NPU name listed by `ethorch targets` [the board's first NPU, or ethos-u55-128].", panel=SETTINGS
+    ),
 ]
 Board = Annotated[
     str | None,
@@ -84,7 +86,9 @@ ModuleScheme = Annotated[
         metavar="NAME=SCHEME",
     ),
 ]
-Io = Annotated[str | None, _option("--io", help="Type of inputs and outputs: float32, int8, uint8, int16.", panel=SETTINGS)]
+Io = Annotated[
+    str | None, _option("--io", help="Type of inputs and outputs: float32, int8, uint8 or int16 [float32].", panel=SETTINGS)
+]
 SettingsFile = Annotated[
     Path | None,
     _option("--settings", help="Settings file: a settings.toml or *.cbuild-mlops.yml.", panel=SETTINGS, metavar="FILE"),
@@ -110,7 +114,7 @@ Calibrate = Annotated[
     ),
 ]
 MaxSamples = Annotated[
-    int | None, _option("--max-samples", help="Maximum number of samples to read.", panel=MODEL, min=1, metavar="N")
+    int | None, _option("--max-samples", help="Maximum number of samples to read [all].", panel=MODEL, min=1, metavar="N")
 ]
 Mean = Annotated[
     str | None,
@@ -160,7 +164,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The quantization of the model and the NPU."""
+    """The NPU or board, and the quantization of the model."""
 
     target: Target = None
     board: Board = None
@@ -171,7 +175,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Budget:
-    """The budgets of the application."""
+    """The budgets for memory, time and accuracy."""
 
     ram: Ram = None
     flash: Flash = None
@@ -181,7 +185,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Choices:
-    """All other settings."""
+    """The settings file, and assignments of single settings."""
 
     settings: SettingsFile = None
     set: Assignments = None
@@ -199,8 +203,8 @@ def settings_of(
 ) -> Settings:
     """Return the Settings that the options select.
 
-    Flags override ``--set``, which overrides ``--settings``, which overrides the defaults. Vela flags that have no effect
-    are listed on stderr.
+    Flags override ``--set``, which overrides ``--settings``, which overrides the defaults. The function lists Vela flags without
+    effect on stderr.
 
     Raises:
         SpecError: A name, size or file is invalid.
@@ -257,7 +261,7 @@ def _samples_table(samples: Samples) -> dict[str, Any]:
 
 
 def numbers_of(flag: str, text: str | None) -> list[float] | None:
-    """Parse comma-separated numbers; None returns None."""
+    """Parse comma-separated numbers. Return None if ``text`` is None."""
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:

@@ -108,7 +108,9 @@ def generate(
     ] = None,
     stop: Annotated[
         str,
-        option(help="Text at which generation stops [read from config.json in the tokenizer's folder]."),
+        option(
+            help="Text whose first token stops generation [eos_token_id of the tokenizer's generation_config.json or config.json]."
+        ),
     ] = "",
 ) -> Answer:
     """Generate text with a program compiled by ethorch.language, which has a method decode and may have a method prefill."""

@@ -72,14 +72,17 @@ def tune(
     metric: Annotated[str | None, option(help="Function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
     recipe: Annotated[
         list[str] | None,
-        option(help="Recipe for weights, e.g. 32-values or 2:4; repeatable.", metavar="RECIPE"),
+        option(help="Weight compression to try, e.g. 32-values or 2:4; repeatable [a list for the NPU family].", metavar="RECIPE"),
     ] = None,
     keep: Annotated[list[str] | None, option(help="Weight or module to leave unchanged; repeatable.", metavar="NAME")] = None,
     output: Annotated[
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Raise accuracy or shrink weights. Without -o, only print the changes. Exit status 3: the goal is missed."""
+    """Raise accuracy or shrink weights. Without -o, only print the changes. Exit status 3: the goal is missed.
+
+    The goal accuracy without -o, --metric and --min-sqnr-db prints the sensitivity of each module.
+    """
     from ethorch.program.saving import check_writable, describe_saved
 
     settings = options.settings_of(choices, samples=samples, budget=budget)
