@@ -1,4 +1,4 @@
-"""Compute the cycles of a decode step, and the minimum for the step's weights."""
+"""Compute the cycles of a decode step, and the minimum that its weights and products require."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRODUCT = "MatMul"  # a Vela operator that may have a constant operand
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The cycles of all layers with one operator name, and the minimum for their weights and products."""
+    """The cost of all layers with one operator name. ``DecodeCost`` defines ``floor``."""
 
     cycles: int
     floor: int
@@ -52,7 +52,7 @@ class DecodeCost:
             ExecuTorch's delegate copies all mutable buffers.
         arena_bytes: Feature maps of the NPU, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
         cpu: Number of calls of each CPU kernel.
-        operators: Cost by PyTorch operator and last name of its module, most expensive first.
+        operators: Cost by PyTorch operator, for layers with weights also by last part of the module path, most expensive first.
     """
 
     target: str
@@ -85,7 +85,7 @@ class DecodeCost:
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table of the operators, followed by the memory sizes."""
+        """Return a table of the operators, followed by the memory sizes and CPU kernels."""
         from rich.console import Group
 
         table = tables.table()
@@ -108,7 +108,7 @@ class DecodeCost:
 
 
 def decode_cost(program: Program) -> DecodeCost:
-    """Return the NPU cost of one decode call for each operator, and the lower bounds of the total.
+    """Return the cost of one decode call, in total and for each operator.
 
     Args:
         program: Decode method of a program returned by ``ethorch.compile``.

@@ -133,7 +133,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return softmax(scaling * query @ key.T + bias, masked) @ value, with the signature of transformers' attention functions.
 
-    - Queries that share a key are rows of one product: ``[1, heads, N, D]`` becomes ``[1, keys, heads / keys * N, D]``.
+    - Query heads that share one of K key heads are rows of one product: ``[1, heads, N, D]`` becomes
+      ``[1, K, heads / K * N, D]``.
     - Cached rows and new rows have separate products. Only their scores are concatenated.
     """
     if kwargs.get("s_aux") is not None:
@@ -217,7 +218,8 @@ class _Decoder(nn.Module):
     def masks(self, positions: Tensor) -> Any:
         """Return bool[1, 1, N, context + N] with True for visible rows, as one mask or as a dict by layer type.
 
-        The columns are the cached rows, followed by the N tokens of the call. The columns of the N tokens are constant.
+        The columns are the cached rows, followed by the N tokens of the call. The columns of the N tokens are constant. For models
+        with their own attention, masks are float and contain 0 for visible rows.
         """
         count, rows = positions.shape[0], positions[:, None]
         dtype = positions.dtype
@@ -418,8 +420,8 @@ def _check_logits(adapted_model: LanguageModel, model: Any) -> None:
     if not deviation < _TOLERANCE:
         raise EthorchError(
             f"{type(model).__name__} computes different logits with a static cache: expected a deviation below {_TOLERANCE:.0e} of "
-            f"the largest logit, got {deviation:.2g}. The layers store more than keys and values. Wrap the model in a module with "
-            "forward(tokens, positions)."
+            f"the largest logit, got {deviation:.2g}. Layers that store more than keys and values are not supported. Wrap the "
+            "model in a module with forward(tokens, positions)."
         )
 
 

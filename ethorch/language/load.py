@@ -28,7 +28,7 @@ def language_model(
     indices: torch.dtype = torch.int32,
     store_table_once: bool = False,
 ) -> LanguageModel:
-    """Create a ``LanguageModel`` from a decoder, using the code and weights of the decoder.
+    """Create a ``LanguageModel`` that uses the code and weights of a decoder.
 
     - Causal language model from Hugging Face's transformers: The caches of ``context`` tokens become buffers.
     - Sequence-to-sequence model (T5, Whisper): Prefill also reads the source and stores the keys and values of cross-attention.
@@ -38,14 +38,14 @@ def language_model(
     Args:
         model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
         prompt: Number of tokens per prefill call, or 0 for no prefill. If there are several numbers, each becomes a method.
-        vocabulary: Number of tokens. Defaults to the vocabulary of the model.
+        vocabulary: Number of tokens, for a module with ``forward(tokens, positions)``. Default: the size of its first embedding.
         source: Token ids or features for a sequence-to-sequence model, with the shape of all sources.
         indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
         store_table_once: Whether tied embeddings and the last layer share one copy of the table. This saves flash and costs cycles.
             Supported for transformers models only.
 
     Raises:
-        EthorchError: The model is not supported, its caches are not static, or it has no tied embeddings.
+        EthorchError: The model or an argument is not supported.
     """
     if not isinstance(prompt, int):
         longest, *shorter = sorted(set(prompt), reverse=True) or [0]
@@ -110,7 +110,9 @@ def from_folder(
     source: Tensor | None = None,
     store_table_once: bool = False,
 ) -> LanguageModel:
-    """Load the language model in a folder written by ``save_pretrained``, with safetensors. Nothing is downloaded.
+    """Load a language model from a folder written by ``save_pretrained`` (safetensors). Nothing is downloaded.
+
+    See :func:`language_model` for the other arguments.
 
     Raises:
         EthorchError: The folder does not contain such a model, or transformers is not installed.

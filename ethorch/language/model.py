@@ -69,7 +69,7 @@ class _ExecuTorchLlama(_Plain):
 
 
 def pick_row(logits: Tensor, last: Tensor | None) -> Tensor:
-    """Return row ``last`` of ``float[1, N, V]`` as float[1, V]."""
+    """Return row ``last`` (None: 0) of float[1, N, V] as float[1, V]. Return 2-D logits unchanged."""
     if logits.dim() == 2:
         return logits
     return logits[:, 0] if last is None or logits.shape[1] == 1 else logits.index_select(1, last)[:, 0]
@@ -105,7 +105,7 @@ class LanguageModel:
 
     @property
     def prefills(self) -> dict[str, int]:
-        """The number of tokens by prefill method, largest first."""
+        """The number of tokens of each prefill method, largest first."""
         sizes = sorted(self.shorter, reverse=True)
         return {"prefill": self.prompt, **{f"prefill_{size}": size for size in sizes}} if self.prompt else {}
 
@@ -144,7 +144,7 @@ class LanguageModel:
         return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
-        """Return a session for each text, truncated to ``length`` tokens or to the context."""
+        """Return a session for each text that is not empty, truncated to ``length`` tokens or to the context."""
         return [self.session(ids[: min(length or self.context, self.context)]) for ids in texts if len(ids)]
 
     def __post_init__(self) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def predictions(speaker: Speaker, ids: Sequence[int], prompt: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (token, logits that predict it) for each token after the first ``prompt`` tokens. Starts from empty caches.
+    """Reset the speaker, and yield (token, logits that predict it) for each token after the first ``prompt`` tokens.
 
     Raises:
-        EthorchError: The text is not longer than the prompt.
+        EthorchError: ``prompt`` is less than 1, or the text is not longer than the prompt.
     """
     if not 0 < prompt < len(ids):
         raise EthorchError(
@@ -44,9 +44,9 @@ def surprise(logits: Tensor, token: int) -> float:
 
 
 def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
-    """Return exp of the mean surprise of all tokens after the first ``prompt`` tokens.
+    """Return exp of the mean :func:`surprise` over all tokens after the first ``prompt`` tokens of each text.
 
-    The result is 1 for certain predictions, and the vocabulary size for uniform predictions.
+    The result is 1 if each token has probability 1, and the vocabulary size for uniform predictions.
     """
     surprises = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, prompt)]
     if not surprises:
@@ -80,8 +80,7 @@ class Scores:
 
     Attributes:
         perplexity: Teacher-forced perplexity by column.
-        free_running: Perplexity of the continuations that each column generates, according to the first column. Shows accumulating
-            errors.
+        free_running: Perplexity, according to the first column, of the text that each column generates. Empty if ``write`` is 0.
         agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
     """
 

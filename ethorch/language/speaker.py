@@ -98,11 +98,11 @@ class Speaker:
 
         Args:
             context: Number of tokens in the caches. Defaults to the number of rows of the buffers to which tokens are written, or
-                to the largest size that all mutable buffers have in common.
+                to the size of the largest dimension that all mutable buffers have in common.
             source: Input of an encoder.
 
         Raises:
-            EthorchError: The methods have other inputs, or the context is unknown.
+            EthorchError: The methods have other inputs, or the context is unknown or larger than a buffer.
         """
         names = program.methods
         decode = program["decode"] if "decode" in names else program[names[0]]
@@ -144,7 +144,7 @@ class Speaker:
         """Read the next tokens, using ``prefill`` if it fits the context, and return the logits float[V] after the last token.
 
         Raises:
-            EthorchError: ``ids`` is empty, or has more tokens than the context, or tokens outside the vocabulary.
+            EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or contains unknown ids.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)

@@ -44,7 +44,7 @@ class Characters:
 
     @classmethod
     def of(cls, text: str) -> Characters:
-        """Create a vocabulary from the sorted characters of ``text``, and a character for unknown characters."""
+        """Create a vocabulary from the sorted characters of ``text``, plus U+FFFD for unknown characters."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
     def unknown(self, text: str) -> str:
@@ -89,7 +89,7 @@ class _Library:
 
 
 def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) -> Tokenizer:
-    """Train a byte-pair tokenizer with at most ``size`` tokens, and write a ``tokenizer.json``."""
+    """Train a byte-pair tokenizer with at most ``size`` tokens, and write it to ``path`` in the format of ``tokenizer.json``."""
     library = _import_tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -102,7 +102,7 @@ def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) ->
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a ``tokenizer.json``, a folder that contains one, or a file written by ``Characters.save``. Files cannot execute code.
+    """Load a ``tokenizer.json``, a folder that contains one, or a file written by ``Characters.save``. No code is executed.
 
     Raises:
         EthorchError: The file does not exist or has another format, or the tokenizers library is not installed.

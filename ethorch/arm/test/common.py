@@ -38,7 +38,8 @@ def _getter(family: str, default_macs: int) -> Callable[..., EthosUCompileSpec]:
         spec = EthosUCompileSpec(f"ethos-{family}-{macs}", system_config, memory_mode, extra_flags, config or DEFAULT_INI)
         return spec.dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
 
-    get_compile_spec.__doc__ = f"Return a compile spec for an Ethos-{family.upper()} of ``macs`` multiply-accumulates per cycle."
+    npu = f"Ethos-{family.upper()}"
+    get_compile_spec.__doc__ = f"Return a compile spec for an {npu} with ``macs`` MACs per cycle (default: {default_macs})."
     return get_compile_spec
 
 

@@ -31,7 +31,7 @@ def create_partitioner(
     """Return a partitioner for a compile spec.
 
     Raises:
-        ValueError: The compile spec has another class.
+        ValueError: The class of the compile spec is not supported.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAPartitioner(compile_spec, additional_checks)
@@ -44,7 +44,7 @@ def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuan
     """Return a quantizer for a compile spec.
 
     Raises:
-        ValueError: The compile spec has another class.
+        ValueError: The class of the compile spec is not supported.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAQuantizer(compile_spec)

@@ -48,7 +48,7 @@ class NumericalModelEvaluator(Evaluator):
     def evaluate(self) -> dict[str, Any]:
         """Return ``max_error``, ``max_absolute_error``, ``max_percentage_error`` and ``mean_absolute_error`` over all outputs.
 
-        If the reference of an element is 0, its percentage error counts as 0.
+        Percentages are signed. Elements whose reference value is 0 have an error of 0%.
 
         Raises:
             ValueError: The models return different numbers of outputs.
@@ -129,7 +129,7 @@ class ImageNetEvaluator(Evaluator):
 
     @staticmethod
     def load_imagenet_folder(directory: str | os.PathLike[str]) -> Dataset[Any]:
-        """Return the images in a folder, resized, cropped to 224x224, and normalized by ImageNet's mean and standard deviation.
+        """Return the images in a folder, resized, cropped to 224x224, and normalized with ImageNet's mean and standard deviation.
 
         Raises:
             FileNotFoundError: The folder does not exist.

@@ -1,4 +1,4 @@
-"""Test pipelines of the Arm backend, with programs in ethorch's simulator instead of Arm's FVP.
+"""The Arm backend's test pipelines, which run programs in ethorch's simulator instead of Arm's FVP.
 
 ``PassPipeline`` and ``VgfPipeline`` are missing, because ethorch has neither the Arm backend's passes nor VGF output.
 """
@@ -66,7 +66,7 @@ class PipelineStage:
 
 
 class BasePipeline(Generic[T]):
-    """A list of stages that can be changed before it runs: export, check, lower, check, create an ExecuTorch program.
+    """A list of stages that can be changed before it runs. By default: export, check, lower, check, ``to_executorch``.
 
     Args:
         test_data: Inputs for export and for the run.
@@ -114,7 +114,8 @@ class BasePipeline(Generic[T]):
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
         """Insert a stage that calls ``func``.
 
-        The identifier is the name of the function. If the stage can occur repeatedly, a dot and a number or ``suffix`` follow.
+        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` or the number of earlier stages
+        with this name (if not 0) are appended.
 
         Args:
             pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
@@ -145,7 +146,7 @@ class BasePipeline(Generic[T]):
         return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
-        """Remove and return the stage with a position or identifier."""
+        """Remove and return the stage with the given position or identifier."""
         return self._stages.pop(identifier if isinstance(identifier, int) else self.find_pos(identifier))
 
     def find_pos(self, stage_id: str) -> int:
@@ -168,15 +169,15 @@ class BasePipeline(Generic[T]):
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Print the artifact of a stage when the pipeline runs, or append it to the file ``suffix``."""
+        """Add a stage that appends the artifact of the stage ``stage_id`` to the file ``suffix``. Default: standard output."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
-        """Print the number of calls of each operator after a stage when the pipeline runs."""
+        """Add a stage that prints the number of calls of each operator after the stage ``stage_id``."""
         return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
 
     def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
-        """Check the number of TOSA operators in the delegates after lowering, e.g. ``{"CONV2D": 2}``."""
+        """Add a stage after lowering that checks the number of TOSA operators in the delegates, e.g. ``{"CONV2D": 2}``."""
 
         def count_tosa_ops() -> None:
             graphs = lowered_graphs(self.tester.graph_module())
@@ -196,9 +197,10 @@ class BasePipeline(Generic[T]):
         clean_reference: bool = True,
         compared_stage: str = "export",
     ) -> Self:
-        """Compare the outputs after a stage with the outputs of the float module, by error norm and cosine similarity.
+        """Add a stage that compares the outputs after ``compared_stage`` with the float module's outputs.
 
         Args:
+            frobenius_threshold, cosine_threshold: See ``EthosUTester.run_method_and_compare_outputs``.
             clean_reference: Has no effect, because the float module is always the reference.
         """
         del clean_reference
@@ -329,7 +331,7 @@ class TosaPipelineINT(BasePipeline[T]):
 class TosaPipelineFP(BasePipeline[T]):
     """Lower the float module to TOSA's FP profile, run in the TOSA reference model, and compare with the float module.
 
-    See ``TosaPipelineINT`` for the arguments.
+    See ``BasePipeline`` and ``TosaPipelineINT`` for the arguments.
     """
 
     def __init__(
@@ -374,7 +376,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
     Args:
         run_on_fvp: Whether to run the program, in ethorch's simulator instead of an FVP.
         a16w8_quantization: Whether activations are int16.
-        target: Name of the NPU, or a compile spec.
+        target: Name of the NPU, or a compile spec. Default: ``TARGET``.
     """
 
     TARGET = ""
@@ -432,7 +434,7 @@ class OpNotSupportedPipeline(BasePipeline[T]):
         non_delegated_ops: Expected number of CPU calls for each edge operator.
         custom_path: Folder for TOSA graphs.
         quantize: Whether to quantize, and use the INT profile instead of FP.
-        u55_subset: Whether to restrict the profile to operators of Ethos-U55.
+        u55_subset: Whether to restrict the profile to operators that the Ethos-U55 supports.
     """
 
     def __init__(
