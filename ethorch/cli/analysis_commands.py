@@ -204,11 +204,7 @@ def _format(output: Path | None, format: str | None) -> str:
 
 
 def check_output(output: Path) -> None:
-    """Check that the report can be written, before computing it.
-
-    Raises:
-        EthorchError: The file cannot be written.
-    """
+    """Raise EthorchError if the report cannot be written."""
     from ethorch.program.saving import check_folder
 
     if str(output) != "-":

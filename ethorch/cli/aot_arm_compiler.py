@@ -57,7 +57,7 @@ def aot_arm_compiler(
         bool, typer.Option("--quantize", "-q", help="Quantize the model. An optional INT8 or A16W8 sets --quant_mode.")
     ] = False,
     quant_mode: Annotated[
-        str | None, typer.Option("--quant_mode", help="INT8 or A16W8 [A16W8 for targets with int16, otherwise INT8].")
+        str | None, typer.Option("--quant_mode", help="INT8 or A16W8. Default: A16W8 for targets with int16, otherwise INT8.")
     ] = None,
     target: Annotated[
         str, typer.Option("--target", "-t", help="Name of an NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
@@ -66,7 +66,7 @@ def aot_arm_compiler(
         Path | None,
         typer.Option("--calibration_data", help="Folder or file of representative inputs for calibration.", metavar="DIR|FILE"),
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="Output file or folder [the current directory].")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="Output file or folder. Default: the current directory.")] = "",
     intermediates: Annotated[
         str, typer.Option("--intermediates", "-i", help="Write TOSA graphs to this folder.", metavar="DIR")
     ] = "",
