@@ -134,7 +134,7 @@ class _Search:
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Store all weights, or only weights that are read repeatedly, in SRAM if the RAM limit is met and this saves time."""
+        """Store all weights, or weights that are read repeatedly, in SRAM if they fit and this saves time."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -151,7 +151,6 @@ class _Search:
         return not _is_missed(candidate, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
     def with_resident(self, before: Record) -> Record:
-        """Store weights that are read repeatedly in the remaining RAM, if there is any."""
         settings = _settings(before)
         room = (settings.ram_limit or 0) - before.memory.ram_bytes
         if room <= 0:

@@ -178,11 +178,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(methods: UserMethods, settings: Settings) -> None:
-    """Check that each name in ``settings.modules`` is a submodule, or can be the name of an operator.
-
-    Raises:
-        SpecError: A name is neither.
-    """
+    """Raise SpecError if a name in ``settings.modules`` is not a submodule and cannot be the name of an operator."""
     for name in _operator_names(methods, settings):
         if not name.isidentifier():
             raise unknown_name("module", name, list_modules(methods.models))

@@ -128,7 +128,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         measured: Pairs of a program and the measured milliseconds of one call.
 
     Raises:
-        SpecError: There are no measurements, or a program has no delegate for an NPU of the board.
+        SpecError: ``measured`` is empty, or a program has no delegate for an NPU of the board.
         BoardError: The board was not read from a file.
         EthorchError: A program cannot be read.
     """

@@ -257,7 +257,6 @@ def user_model(
 
 
 def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[Any]]) -> None:
-    """Warn if the largest magnitudes in a float input's samples and example differ by ``_OTHER_RANGE`` times or more."""
     for number, example in enumerate(example_inputs):
         if not isinstance(example, torch.Tensor) or not example.is_floating_point() or not example.numel():
             continue

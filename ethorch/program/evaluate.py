@@ -293,7 +293,7 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """Lowest SQNR of an output, and share of samples with the same largest output, relative to the float model by column."""
+    """The lowest SQNR of an output and the agreement of each column with the float model, accumulated over samples."""
 
     def __init__(self) -> None:
         self._ratios: dict[str, OutputRatios] = {}

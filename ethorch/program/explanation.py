@@ -320,7 +320,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Add a refusal to its operator's row, or as a new row if there is none or the operator already has a different reason."""
+    """Add a refusal to its operator's row, or as a new row."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, remedy=reason.remedy)
     for number, row in enumerate(rows):

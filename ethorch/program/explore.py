@@ -63,7 +63,7 @@ class Variant:
         core_clock_hz: NPU clock of the estimate.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: Whether all budgets are met and the program fits in the board's memories, or None without budgets and board.
+        fits: Whether all budgets are met and the program fits in the board's memories, or None if budgets and board are not set.
         searched: Settings that the search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -275,7 +275,6 @@ def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[li
 def _compile_groups(
     user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """Iterate over the variants of each group. New processes are started only if they save time."""
     compile_points = functools.partial(_variants, user, base, accuracy)
     left, first = [list(group) for group in groups], True
     started = time.monotonic()

@@ -128,7 +128,7 @@ class Program:
     def accuracy(self) -> Accuracy | None:
         """The lowest SQNR of an output relative to the float model, or None if the float model is unknown.
 
-        The first access runs up to 8 calibration samples, or sessions until they have called the method 8 times.
+        The first access runs up to 8 calibration samples or, with several methods, sessions until the method was called 8 times.
         """
         return accuracy(self._record)
 

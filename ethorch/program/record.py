@@ -146,7 +146,7 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """For each input, the axes whose sizes may differ from ``inputs``, or None if all sizes are fixed."""
+        """The axes along which each input may differ in size from ``inputs``, or None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
@@ -233,7 +233,7 @@ class Record:
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """The RAM and flash of the whole application, and the address of each tensor."""
+        """See :attr:`Program.memory`."""
         return figures.memory(self.build or self.pte, self.method, code=self._estimate_code())
 
     def _estimate_code(self) -> Component:

@@ -29,11 +29,7 @@ ENDINGS = (".pte", ".bpte", ".tosa")
 
 
 def check_writable(path: Path) -> None:
-    """Check that a program can be saved to the path.
-
-    Raises:
-        EthorchError: The program cannot be saved.
-    """
+    """Raise EthorchError if a program cannot be saved to the path."""
     if path.suffix not in (*ENDINGS, ""):
         raise EthorchError(f"cannot write {path}: expected a suffix of {', '.join(ENDINGS)}, or no suffix for a folder.")
     if path.suffix and path.is_dir():
@@ -46,11 +42,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the parent folder is writable. If the path has no suffix, parent folders do not have to exist.
-
-    Raises:
-        EthorchError: The parent folder is not writable.
-    """
+    """Raise EthorchError if the parent folder is not writable. If the path has no suffix, parent folders do not have to exist."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent
@@ -59,11 +51,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file can be written.
-
-    Raises:
-        EthorchError: The file cannot be written.
-    """
+    """Raise EthorchError if a file cannot be written."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         why = "expected a file, got a folder" if path.is_dir() else f"{folder} is not a writable folder"

@@ -83,11 +83,7 @@ def tune(
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
-    """Check that a goal is known, and that the metric and settings match the goal.
-
-    Raises:
-        SpecError: See ``tune``.
-    """
+    """Raise SpecError if a goal is unknown, or does not match the metric and settings."""
     if isinstance(goal, (int, float)) and not isinstance(goal, bool):
         if metric is None:
             raise SpecError(f"goal={goal} requires a metric, got None. Pass a function as metric.")

@@ -59,7 +59,7 @@ class Figure(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """The measured value divided by the estimated value, or None if unknown."""
+        """See ``Measured``."""
         return self.measured / self.estimated if self.estimated else None
 
 
