@@ -31,7 +31,7 @@ def _table(*names: str) -> Table:
 @command("ops", PANEL)
 def ops(
     pattern: Annotated[
-        str, typer.Argument(metavar="NAME", help="Part of an operator's name, or a pattern with wildcards [all operators].")
+        str, typer.Argument(metavar="NAME", help="Part of an operator's name, or a pattern with wildcards. Default: all operators.")
     ] = "*",
 ) -> Answer:
     """List the supported operators with their NPUs, types and limits."""
