@@ -54,7 +54,8 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
     """Return a copy of the settings with the assignments applied. Table entries are added to existing tables.
 
     Raises:
-        SpecError: An assignment is malformed, or a value is invalid.
+        SpecError: An assignment is malformed, or a field or value is invalid.
+        BoardError: The board file is invalid.
     """
     changes = parse_assignments(words)
     for field in TABLES:

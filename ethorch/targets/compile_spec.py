@@ -61,7 +61,7 @@ class ArmCompileSpec:
     """
 
     class DebugMode(enum.Enum):
-        """The debug artifact to write in addition to the intermediate artifacts."""
+        """The debug information: ``JSON`` writes ``debug.json``, and ``TOSA`` adds source locations to ``.tosa`` files."""
 
         JSON = 1
         TOSA = 2
@@ -84,7 +84,7 @@ class ArmCompileSpec:
         return self
 
     def dump_debug_info(self: SpecT, debug_mode: ArmCompileSpec.DebugMode | str | None) -> SpecT:
-        """Write debug information to the folder for intermediate artifacts. Return the spec."""
+        """Add debug information to the intermediate artifacts. Return the spec. Raise SpecError if the mode is unknown."""
         if debug_mode is None:
             self.tosa_debug_mode = None
             return self
@@ -147,7 +147,8 @@ class ArmCompileSpec:
     def publish(self: SpecT) -> SpecT:
         """Return the copy that is stored in a .pte. It does not depend on the host.
 
-        The copy omits the artifact folder, folders of ini files, and flags that have no effect. Raise SpecError like ``to_list``.
+        The copy omits the artifact folder, the debug mode, folders of ini files, and flags without effect. Raise SpecError like
+        ``to_list``.
         """
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
@@ -195,7 +196,7 @@ class ArmCompileSpec:
 
     @classmethod
     def of(cls: type[SpecT], spec: SpecT | Sequence[CompileSpec]) -> SpecT:
-        """Return the spec for a list from ``to_list``. A spec is returned unchanged."""
+        """Return a spec unchanged, or parse a list from ``to_list``. Raise SpecError for other values."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
@@ -224,8 +225,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         extra_flags: Additional Vela command-line flags, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds hardly
-            any cycles (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and
-            ``--optimise`` take precedence.
+            any cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest arena exceeds it.
+            Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
         resident_bytes: Maximum growth of the arena for copies of weights that are read several times per call, by the pass
             ``resident-weights``.
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The

@@ -123,7 +123,7 @@ class Selection:
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""
         return HostError(
             f"expected the input shapes {words}, got {', '.join(map(_text, shapes)) or 'none'}.{free} "
-            "Pass inputs with expected shapes, or compile the program for more shapes (shapes=[...], --shape)."
+            "Pass inputs with the expected shapes, or compile the program for more shapes (shapes=[...], --shape)."
         )
 
 

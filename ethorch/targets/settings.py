@@ -64,8 +64,8 @@ _MOST_BYTES = 2**63 - 1
 _MOST_SIZE = 2**31 - 1  # maximum size of an axis
 #: Types of settings that have no other checks, and their descriptions in messages.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("target", "io", "io_layout", "partition", "stream"), ((str,), "a text")),
-    **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
+    **dict.fromkeys(("target", "io", "io_layout", "partition", "stream"), ((str,), "a string")),
+    **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a string")),
     "config_ini": ((str, PathLike), "the path of a file"),
     "board": ((str, PathLike, NoneType), "the name of a board, or the path of its file"),
     **dict.fromkeys(("verify", "share_weights", "etrecord"), ((bool,), "true or false")),
@@ -161,8 +161,8 @@ class Settings:
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
         partition: Operators on the NPU: ``npu`` (all supported ones), ``cpu-matmul`` (all except products of two int8 activations)
-            or ``cost`` (the partition that is estimated to be faster, see ``ethorch.figures.RATES``). ExecuTorch's ``cortex_m``
-            library computes such products on the CPU. A program's settings contain the selected partition.
+            or ``cost`` (the partition that is estimated to be faster, see ``ethorch.figures.RATES``). With ``cpu-matmul``,
+            ExecuTorch's ``cortex_m`` library computes these products. A program's settings contain the selected partition.
         shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
@@ -173,7 +173,7 @@ class Settings:
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
             times per call; the NPU copies these weights at the start of the call. ``flash`` follows the memory mode, with at most
             32 KiB of copies. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto`` uses SRAM for all or some
-            weights if this saves cycles and does not exceed ``ram``.
+            weights if this saves cycles and meets the RAM limit.
         ram, flash: Limits of the whole application in bytes.
         latency_ms: Limit of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR relative to the float model.
@@ -248,7 +248,7 @@ class Settings:
             object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
         if self.constants not in CONSTANTS:
             if isinstance(self.constants, str) and not _SIZE.fullmatch(self.constants.strip()):
-                raise unknown_name("memory of the constants", self.constants, (*CONSTANTS, "a size such as 16K"))
+                raise unknown_name("memory for constants", self.constants, (*CONSTANTS, "a size such as 16K"))
             object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
         if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
@@ -312,7 +312,7 @@ class Settings:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The compile spec for these settings. If ``constants`` is ``auto``, weights are in flash.
+        """The compile spec for these settings. ``auto`` in ``constants`` is treated as ``flash``.
 
         Raises:
             SpecError: The target does not support the settings, or ``auto`` is used without a RAM limit.
@@ -356,7 +356,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """Create settings from some or all keys of ``to_json``. Raise SpecError if a key or value is unknown."""
+        """Create settings from some or all keys of ``to_json``. Raise SpecError if a key is unknown or a value is invalid."""
         if not isinstance(data, Mapping):
             raise SpecError(f"the settings are {shorten(data)}; expected a table of settings by name.")
         names = [entry.name for entry in fields(cls)]
@@ -366,7 +366,7 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with some fields changed. Fields set to None are ignored. If the board changes, the target is reset."""
+        """Return a copy with changed fields, ignoring None. If the board changes and no target is passed, the target is reset."""
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
@@ -376,7 +376,7 @@ class Settings:
         """Convert to TOML. Default values are omitted, except target and scheme.
 
         Args:
-            board: Name of the board file in the folder of the settings file.
+            board: Name of the board file in the folder of the settings file. Default: the setting ``board``.
         """
         default = type(self)().to_json()
         values = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
@@ -393,7 +393,7 @@ class Settings:
             folder: Folder to search first for the board file.
 
         Raises:
-            SpecError: The text is not TOML, or a key or value is unknown.
+            SpecError: The text is not TOML, its format is unknown, or a key or value is invalid.
             BoardError: The board file is invalid.
         """
         try:

@@ -16,7 +16,7 @@ from ethorch.tosa.opset import OPSET
 
 @dataclass(frozen=True)
 class TosaTarget:
-    """The TOSA specification as a target, with the same properties as an NPU."""
+    """The TOSA specification as a target, with the attributes of :class:`Target` that lowering uses."""
 
     name: str
     limits: Mapping[str, Limits]

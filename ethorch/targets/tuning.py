@@ -17,9 +17,9 @@ class RowCost:
     cycles: float
     #: Minimum cycles per row, times the square of the smaller exchanged extent. Blocks are narrow if this extent is small.
     narrow_cycles: float
-    #: Minimum cycles of a row shorter than ``short_bytes``, multiplied by first / second extent,
+    #: Minimum cycles of a row shorter than ``short_bytes``, divided by the ratio of the first to the second exchanged extent.
     tall_cycles: float
-    #: and multiplied by second / first extent.
+    #: Minimum cycles of such a row, divided by the ratio of the second to the first exchanged extent.
     wide_cycles: float
     short_bytes: int
 
@@ -104,9 +104,9 @@ class ReadPlanes:
 class WrittenWeights:
     """Quantization of an INT8 operand of MATMUL that the NPU can convert to weights (``npu.passes.attention``)."""
 
-    #: Zero point with which each of the 256 codes is a weight.
+    #: Zero point for which all 256 int8 values of the operand are valid weights.
     zero_point: int
-    #: Largest step of the operand with this zero point, relative to its step with any zero point. Others keep theirs.
+    #: Maximum scale of the operand with this zero point, relative to its scale otherwise. Above it, the zero point is not used.
     largest_step: float
 
 
@@ -122,10 +122,10 @@ class Tuning:
 
     # --- operators that lowerings emit ----------------------------------------------------------------------------------
 
-    #: ``folded`` merges adjacent axes of a TRANSPOSE. ``whole`` does not merge up to four axes.
+    #: ``folded`` merges adjacent axes of a TRANSPOSE. ``whole`` merges them only if there are more than four.
     transpose: Literal["folded", "whole"] = "folded"
     #: Whether the input channels of a depthwise convolution with a channel multiplier above 1 are repeated by 1x1 convolutions.
-    #: Vela computes such a convolution in parts, and interleaves their results by an operation per element.
+    #: Vela computes such a convolution in parts, and interleaves the results with one operation per element.
     repeats_channels: bool = False
     #: Supported RESIZE: ``any``, or ``doubling`` for one image, nearest, by 2, 4 or 8 in both directions. Tiles, boxes and matrix
     #: products replace other resizes.

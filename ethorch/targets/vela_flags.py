@@ -136,7 +136,7 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     except for ``--config``, which collects all values.
 
     Raises:
-        SpecError: Vela does not support a flag or value.
+        SpecError: A flag or value is malformed or not supported.
     """
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):

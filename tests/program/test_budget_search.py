@@ -151,7 +151,7 @@ def test_explore_searches_as_compile_does_but_for_what_is_varied(images: list[Te
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(SpecError, match=r"requires a RAM limit. Use ram \(--ram\)"):
         Settings("ethos-u55-128", constants="auto")
-    with pytest.raises(SpecError, match=r"memory of the constants 'moon'.*flash"):
+    with pytest.raises(SpecError, match=r"memory for constants 'moon'.*flash"):
         Settings(constants="moon")
     with pytest.raises(SpecError, match="arena is 'tiny'"):
         Settings(arena="tiny")

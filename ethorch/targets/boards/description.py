@@ -148,7 +148,7 @@ class Board(Sourced):
     """A device or evaluation board.
 
     Attributes:
-        name: Argument of ``load``.
+        name: Name in the board file. ``load`` finds built-in boards by name.
         fvp: Command of Arm's FVP, keyed by NPU family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
         qemu: QEMU machine name, or an empty string if QEMU does not support the board.
     """

@@ -67,9 +67,9 @@ def text(value: Any) -> str:
 
 
 def name(value: Any) -> str:
-    """Check that the value consists of lowercase letters, digits, ``-``, ``_`` and ``.``."""
+    """Check that the value has at most 40 lowercase letters, digits, ``-``, ``_`` and ``.``, and starts with a letter or digit."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.\-]{0,39}", value):
-        raise ValueError("a name of lower-case letters, digits, '-', '_' and '.', at most 40 of them")
+        raise ValueError("a name of at most 40 lower-case letters, digits, '-', '_' and '.', starting with a letter or digit")
     return value
 
 
@@ -85,7 +85,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a check that accepts a list of at least ``least`` distinct values."""
+    """Return a check that accepts a list of at least ``least`` distinct values that ``of`` accepts."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
@@ -132,7 +132,7 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Check a table and return its converted values. Absent optional keys are omitted.
 
-        Numbers require the key ``source``, or one key in ``sources`` each. The result contains the source of each number.
+        Numbers require the key ``source``, or one key in ``sources`` each. ``sources`` in the result contains each number's source.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")

@@ -148,5 +148,5 @@ def test_the_spec_contains_the_limit() -> None:
         assert copy.copy(spec) == spec != default
     with pytest.raises(SpecError, match="resident_bytes"):
         EthosUCompileSpec("ethos-u55-128", resident_bytes=-1)
-    with pytest.raises(SpecError, match="memory of the constants"):
+    with pytest.raises(SpecError, match="memory for constants"):
         Settings(constants="srm")
