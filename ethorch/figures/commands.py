@@ -28,7 +28,7 @@ class CommandMap:
     layers: tuple[int, ...]
 
     def at(self, position: int) -> int:
-        """Return the layer that runs while register QREAD is ``position``.
+        """Return the index of the layer that runs while register QREAD is ``position``.
 
         This is the layer of the last command that was read completely, or the first layer if there is none.
         """

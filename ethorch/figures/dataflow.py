@@ -26,7 +26,7 @@ class Dataflow:
     Attributes:
         layers: Layers in execution order. Each NPU layer is one operation in a command stream.
         inputs, outputs: Names, e.g. ``input 0``.
-        edges: Pairs (producer, consumer) of names of inputs or outputs, or layer indices as text.
+        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
     """
 
     layers: tuple[Layer, ...]

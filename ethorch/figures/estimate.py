@@ -1,7 +1,4 @@
-"""The estimated time of one inference, split into parts.
-
-``Program.estimate``, reports and ``explore`` use these sums.
-"""
+"""The estimated time of one inference, split into parts."""
 
 from __future__ import annotations
 
@@ -36,7 +33,8 @@ class Part:
         where: ``NPU`` or ``CPU``.
         cycles: Clock cycles of the NPU or the CPU, or None if unknown.
         milliseconds: Time, or None if the cycles or the clock are unknown.
-        source: Origin of the figure: ``Vela``, names of rates in ``figures.RATES``, ``counted`` or ``assumed``.
+        source: Origin of the figure: ``Vela``, names of rates in ``figures.RATES``, or a text that starts with ``counted`` or
+            ``assumed``.
     """
 
     name: str
@@ -51,9 +49,9 @@ class Estimate:
     """The estimated time of one inference. The parts run one after the other.
 
     Attributes:
-        parts: Parts whose cycles are not 0.
+        parts: Parts whose cycles are not 0, and always ``NPU operators``.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
-        macs: Multiply-accumulates of the model's graph, or of the NPU layers of a loaded program.
+        macs: Multiply-accumulates of the model's graph, or of the NPU layers of a loaded program. Set by ``Program.estimate``.
     """
 
     parts: tuple[Part, ...]
@@ -126,7 +124,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
 
 
 def _find_end_transposes(layers: Sequence[Layer]) -> Iterator[int]:
-    """Iterate over the NPU layers that transpose before the first or after the last computing layer of a delegate."""
+    """Iterate over indices of NPU layers that transpose before the first or after the last computing layer of a delegate."""
     for delegate in {layer.delegate for layer in layers if layer.where == NPU}:
         delegate_layers = [layer for layer in layers if layer.where == NPU and layer.delegate == delegate and layer.cycles]
         for side in (delegate_layers, delegate_layers[::-1]):

@@ -30,7 +30,7 @@ class Layer:
 
     Attributes:
         index: Position in execution order.
-        name: Output tensor of an NPU operation, or the kernel name of a CPU operator with a program input or output.
+        name: Output tensor of an NPU operation (its kind and index if unknown), or a CPU kernel's name with an input or output.
         where: ``NPU`` or ``CPU``.
         delegate: Delegate number, or None on the CPU.
         operator: Name of Vela's operation or of ExecuTorch's kernel.
@@ -50,7 +50,7 @@ class Layer:
         transfer_cycles: Cycles of the layer's weight transfer during the previous operation.
         staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
-        library: ExecuTorch library of the kernel, or "" on the NPU.
+        library: ExecuTorch library of the kernel, or "" on the NPU and for custom kernels.
         estimate: Rate that estimates the cycles of a CPU operator, or "" on the NPU.
     """
 

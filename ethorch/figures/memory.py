@@ -42,7 +42,7 @@ def memory(
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
-        code: Application code. Default: not counted.
+        code: Code of the firmware. Default: not counted.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
@@ -81,7 +81,7 @@ def memory(
 
 
 def _find_scratch_bytes(program: Subject) -> int:
-    """Return the size of the largest scratch region, because the temporary allocator is reset between delegates."""
+    # The temporary allocator is reset between delegates.
     return max((part.payload.scratch_bytes for part in program.parts if part.payload is not None), default=0)
 
 
@@ -151,7 +151,6 @@ def _sum_unplanned_io(program: Subject) -> int:
 
 
 def _flash_components(program: Subject) -> list[Component]:
-    """Split the .pte into components. The component ``program`` contains all remaining bytes."""
     payloads = list(dict.fromkeys(part.payload for part in program.parts if part.payload is not None))
     weights, commands = sum(len(p.weights) for p in payloads), sum(len(p.commands) for p in payloads)
     shared = _memory_of(program, 0, FLASH)
@@ -254,7 +253,7 @@ def _stream_tensors(part: Part, run: Run, numbers: Sequence[int], time: int) -> 
 
 
 def _number_works(part: Part, run: Run) -> list[int]:
-    """Return the layer of the call to which each group of commands belongs."""
+    """Return the position of the layer in the call for each group of commands."""
     if part.schedule is None:
         return list(range(len(run.layers)))
     ends = sorted((end, number) for number, row in enumerate(part.schedule.rows) for end in row.command_offsets)

@@ -24,9 +24,9 @@ class Component:
     Attributes:
         name: Stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
-            ``program``.
+            ``program``, ``code``.
         ram_bytes, flash_bytes: Bytes in RAM and in flash.
-        memory: ``Sram`` or ``Dram`` if determined by the memory mode, and ``Ram`` or ``Flash`` otherwise.
+        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, if the memory mode determines it, otherwise ``Ram`` or ``Flash``.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TensorPlace:
         delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
         first, last: First and last layer during which the tensor is alive.
-        begins, ends: Lifetime in steps of the region, of which a layer has at least two.
+        begins, ends: Lifetime in time steps. Each layer has at least two.
         dtype, shape, layout: Type of the tensor, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """
@@ -79,7 +79,8 @@ class MemoryReport:
     Attributes:
         components: Parts of the totals in RAM and flash.
         tensors: Tensors in NPU regions and ExecuTorch arenas.
-        scratch_bytes: Region sizes in bytes, by delegate number and region name.
+        regions: Bytes of each arena, and the maximum of each NPU region over all delegates, by name.
+        scratch_bytes: Bytes of NPU regions, by delegate number and region name.
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
         constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights
             that are copied to SRAM or DRAM.
@@ -107,7 +108,7 @@ class MemoryReport:
 
     @property
     def flash_bytes(self) -> int:
-        """The bytes of flash: the .pte, and the application code if known."""
+        """The bytes of flash: the .pte, and the code of generated firmware if known."""
         return sum(component.flash_bytes for component in self.components)
 
     @property

@@ -126,7 +126,7 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
     """Return the bytes that kernel lookup requests from the temporary allocator, or 0 if the method calls no kernel.
 
-    The runtime requests 16 axes for each tensor, but uses only ``max_lookup_use`` bytes.
+    The runtime requests bytes for 16 axes of each argument, but uses only ``max_lookup_use`` bytes.
     """
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * (size + _MOST_AXES) for call in method.calls if call.delegate is None), default=0)

@@ -23,8 +23,8 @@ class Reads:
     Attributes:
         inputs: Accesses to buffers in the command stream.
         numbers: For each delegate input that can be read in place, its index in ``inputs``.
-        outputs: For each delegate output that can be written in place, its index in ``inputs``. All reads of the overwritten buffer
-            precede the write.
+        outputs: For each delegate output that can be written in place, its index in the outputs of ``inputs``. All reads of the
+            overwritten buffer precede the write.
     """
 
     payload: DelegatePayload
@@ -91,7 +91,6 @@ def _window(tensor: IoTensor) -> Window:
 
 
 def _is_aligned(tensor: IoTensor, value: Value) -> bool:
-    """Return True if both offsets have the alignment that commands require."""
     return value.place is not None and not tensor.offset % IN_PLACE_ALIGNMENT and not value.place[1] % IN_PLACE_ALIGNMENT
 
 

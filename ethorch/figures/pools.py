@@ -38,7 +38,7 @@ class Pools:
         return pools + sum(self.planned_bytes) + self.io_bytes + self.fast_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the pools as JSON-compatible data."""
+        """Return JSON-compatible data."""
         return {**asdict(self), "planned_bytes": list(self.planned_bytes), "total_bytes": self.total_bytes}
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Pools:
 
 
 def _delegate_bytes(payload: DelegatePayload) -> int:
-    """Return the 32-bit size of ``Delegate`` in runtime/cpp/ethosu_backend.cpp, including one pointer per tensor."""
+    """Return the bytes of ``Delegate`` (runtime/cpp/ethosu_backend.cpp) on a Cortex-M, with one pointer per tensor."""
     return 48 + 4 * (len(payload.inputs) + len(payload.outputs))
 
 

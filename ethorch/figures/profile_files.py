@@ -1,4 +1,4 @@
-"""Read measurements on boards and FVPs: logs with NPU counters, QREAD histograms and call times.
+"""Read measurements from boards and FVPs: logs with NPU counters, QREAD histograms and call times.
 
 Files are not trusted. Their sizes and numbers are checked, and errors contain the line number.
 """

@@ -154,7 +154,6 @@ class Schedule:
         return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        """Return the origin of a tensor."""
         # Vela's weight buffers have the origin of the reading operation, and its other tensors that of the writing operation.
         op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:

@@ -17,7 +17,7 @@ Range = tuple[int, int]  # first address, end address
 
 
 def extent(access: Access) -> Range:
-    """Return the address range of an access. Accesses in NHCWB16 are extended to whole bricks."""
+    """Return the address range of an access. Accesses in NHCWB16 are extended to whole blocks of 16 channels."""
     if isinstance(access, Span):
         return access.base, access.base + access.size_bytes
     tiles = access.extents()

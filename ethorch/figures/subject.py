@@ -79,7 +79,7 @@ class Part:
         return None if self.spec is None else self.spec.memory_system
 
     def memory_of(self, region: int) -> str:
-        """Return Vela's name of a region's memory, e.g. ``Sram``, or the region's name if the spec is unknown."""
+        """Return Vela's name for a region's memory, e.g. ``Sram``, or the region's name if the spec is unknown."""
         system = self.memory_system
         if system is None or region not in REGIONS:
             return REGIONS.get(region, f"region {region}")
@@ -116,7 +116,7 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """The planned tensors that persist between runs. A call reads each of these tensors before any call writes it."""
+        """The indices of planned tensors that persist between runs. A call reads each one before any call writes it."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
         states: list[int] = []

@@ -1,7 +1,7 @@
 """A timeline of a program's layers on the lanes NPU, DMA and CPU, and a trace for Perfetto or Chrome.
 
 NPU operations run one after the other, with Vela's durations. Weight transfers overlap the previous operation,
-as in Vela's schedule. ``figures.cpu_rates`` estimates CPU cycles.
+as in Vela's schedule.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Event:
         return self.start_cycles + self.duration_cycles
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON-compatible values."""
+        """Return JSON-compatible data."""
         return asdict(self)
 
 
