@@ -95,7 +95,7 @@ class BuildComparison:
         layers: Layers, largest change in cycles first.
         settings: For each setting that differs, the values before and after.
         versions: For each package whose version differs, the versions before and after.
-        budgets_lost: Names of budgets that only the second build exceeds.
+        budgets_lost: Names of budgets that the first build meets and the second exceeds.
     """
 
     totals: tuple[Change, ...]

@@ -133,8 +133,7 @@ def _tools() -> Iterator[Check]:
 
 
 def _with_version(place: str) -> str:
-    """Return a path with the output of ``--version``. FVPs are not started."""
-    if "FVP_" in place:
+    if "FVP_" in place:  # FVPs are not started
         return place
     try:
         process = subprocess.run(

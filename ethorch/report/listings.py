@@ -162,8 +162,9 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        A dict of ``facts``, ``operators`` and ``limits``. ``facts`` and ``limits`` contain the values for ``a`` and ``b``, by fact
-        and by TOSA operator. ``operators`` contains, by target, the operators with more supported calls than on the other target.
+        A dict of ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA operator)
+        contain both targets' values. ``operators`` contains, by target, the operators with more supported calls than on the
+        other target.
 
     Raises:
         SpecError: A name is unknown.

@@ -1,7 +1,4 @@
-"""Facts about each operator, read from ``operators.json`` because importing torch and the lowerings takes seconds.
-
-``python -m tools.docs`` writes ``operators.json``.
-"""
+"""Facts about each operator, read from ``operators.json``, which ``python -m tools.docs`` writes."""
 
 from __future__ import annotations
 

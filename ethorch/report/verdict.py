@@ -122,7 +122,7 @@ def _describe_measurements(data: Data) -> str:
         return ""
     seen = board["spread"]
     text = f" Measured times on {seen['of']} are {seen['low']:.1f} to {seen['high']:.1f} times the estimates." if seen else ""
-    return text + (" Some memory bandwidths of the board are assumed. See `ethorch boards`." if board["assumed"] else "")
+    return text + (" Some clocks, bandwidths or latencies are assumed. See `ethorch boards`." if board["assumed"] else "")
 
 
 def _no_limit(states: list[bool | None], hint: str) -> str:

@@ -1,7 +1,6 @@
 """CPU operators: rates for estimates, replacements in a .pte, and kernels for complex tensors.
 
-``cpu_operators.csv`` has a row for each operator. Firmware registers its C kernels by name
-(``ethorch.deploy.firmware.operators``), and a test requires a row for each kernel.
+``cpu_operators.csv`` has a row for each operator. A test requires a row for each C kernel of firmware.
 """
 
 from __future__ import annotations
