@@ -99,7 +99,7 @@ def _span(tensor: IoTensor) -> Span:
 
 
 class _Memory:
-    """The last writer of each byte. Writing a strided feature map does not change the writers of the gaps."""
+    """The last writer of each byte."""
 
     def __init__(self) -> None:
         self._writer_sets: list[Ends] = [frozenset()]  # indexed by the numbers in ``_writers``

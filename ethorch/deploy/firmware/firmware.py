@@ -52,7 +52,7 @@ class Firmware:
     Attributes:
         files: Paths relative to ``folder``.
         target: NPU of the program.
-        board: Board of the memory layout and the self-test.
+        board: Board that determines the memory layout and the self-test.
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
@@ -134,7 +134,7 @@ class SelectedSizes:
     Attributes:
         methods: Method name -> sizes of all input axes, smallest first.
         paddings: For each size, the number of its padding, starting at 1, or 0 if the axis is not padded.
-        steps: For each size, the elements per step of the padding.
+        steps: For each size, the elements per unit of the padding.
     """
 
     methods: dict[str, tuple[int, ...]]
@@ -472,7 +472,7 @@ def _pad_to_cache_lines(size: int) -> int:
 
 
 def _stream_hash(payload: DelegatePayload) -> str:
-    """Return the SHA-256 of a command stream without its header. The virtual board identifies streams by it."""
+    """Return the SHA-256 of a command stream without its header, as in ``Inference.stream``."""
     header = parse_header(payload.commands)
     return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 

@@ -71,7 +71,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
 
     Args:
         sizes: Bytes by name. See :class:`Firmware`.
-        in_dram: Whether feature maps are planned for DRAM. Required because some files do not contain ``system``.
+        in_dram: Whether feature maps are planned for DRAM. Required because ``system`` can be None.
     """
     in_sram = system is not None and system.constants_in_sram
     constant_kinds = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")

@@ -27,9 +27,9 @@ class MethodsPlan:
 
     Attributes:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
-        state_bytes: Bytes of state outside the temporary tensors, or 0 for a single method.
+        state_bytes: Bytes of shared state and of the private memory of methods with private state, or 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
-        initial: Nonzero initial values, once for each location.
+        initial: Initial values of buffers, once for each location.
     """
 
     plans: Mapping[str, Plan]

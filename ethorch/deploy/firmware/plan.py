@@ -180,7 +180,6 @@ class _Planner:
         return tensors
 
     def _writes(self, call: Call | Move) -> list[int]:
-        """Return the tensors that a call can write."""
         # A delegate writes its outputs; quantize, dequantize and view operators write the last argument; others can write any
         # argument.
         if isinstance(call, Move):
@@ -352,7 +351,7 @@ class _Planner:
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _is_shared(self, index: int) -> bool:
-        """Return True if a view shares the value's memory, so that the value must not be moved."""
+        # A view shares the value's memory, so the value must not be moved.
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:

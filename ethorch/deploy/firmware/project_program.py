@@ -43,7 +43,7 @@ class ProjectProgram:
 
     Attributes:
         calls: Calls of the self-test, in order.
-        has_user_calls: Whether the user passed the calls. If not, the self-test uses only the first call of a stateless method.
+        has_user_calls: Whether the user passed the calls. If not, a single stateless method is called only once.
     """
 
     pte: bytes

@@ -4,7 +4,8 @@
     python run.py --platform qemu               run on an emulated Cortex-M55; requires qemu-system-arm
     python run.py --compiler gcc --cpu cortex-m55 --polled
 
-`ethorch firmware` copies this file to each project as run.py. A build requires Python; a run also requires ethorch[firmware].
+`ethorch firmware` copies this file to each project as run.py. A build requires only Python and a compiler; a run
+also requires ethorch[firmware].
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def code_bytes(elf: Path) -> int:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of one run, with the printed and the expected hash."""
+    """One output of one run: the printed and the expected hash, and the index of the largest element, if printed."""
 
     run: int
     number: int
@@ -191,7 +192,7 @@ def check_runnable(platform: str) -> None:
 
 
 def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 600) -> Any:
-    """Run an ELF on a virtual board and return an ``ethorch.targets.boards.Run``.
+    """Run an ELF on a virtual board and return an ``ethorch.deploy.virtual_board.Run``.
 
     Raises:
         Failed: A package is not installed.

@@ -143,7 +143,7 @@ class MethodSource:
 
 @dataclass(frozen=True)
 class Initial:
-    """A nonzero initial value of a buffer.
+    """An initial value of a buffer.
 
     Attributes:
         place: C expression of the address.
@@ -162,7 +162,7 @@ class Source:
     """The C source of a model, independent of the project's settings.
 
     Attributes:
-        initials: Nonzero initial values written by the reset.
+        initials: Values that the reset writes after it clears the CPU tensors.
         contents: Symbol -> array that the reset copies.
         kernels: Required files in ``kernels.SOURCE_FOLDER``.
     """
@@ -188,7 +188,7 @@ def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[
         facts_by_method: Quantization parameters of integer inputs and outputs, and locations of CPU operators.
 
     Raises:
-        EthorchError: A CPU operator has no C kernel.
+        EthorchError: A CPU operator has no C kernel, or an input or output has an unsupported dtype.
     """
     blobs = _Blobs(name)
     methods, kernels = [], set[str]()

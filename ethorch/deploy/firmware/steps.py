@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of a CPU operator with the values ``args``."""
+    """A call of a CPU operator with the value indices ``args``."""
 
     number: int
     operator: str
@@ -128,7 +128,7 @@ class Plan:
         tensors_bytes: Bytes of the CPU's tensors.
         codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.
         end: End of the method's private memory in the CPU's buffer.
-        initial: Locations and contents of nonzero initial values.
+        initial: Locations and contents of initial values.
         states: Indices of tensors that persist between runs.
         states_in_arena: Indices of states that remain in the arena.
         reaches: Delegate number -> bytes of the arena that the delegate accesses.

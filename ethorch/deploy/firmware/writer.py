@@ -27,7 +27,7 @@ SIGNED_OF_BYTES = {1: "int8_t", 2: "int16_t", 4: "int32_t", 8: "int64_t"}
 
 
 class Refused(Exception):
-    """The refusal of an operator call that cannot be expressed in C."""
+    """The error for an operator call that cannot be expressed in C."""
 
     def __init__(self, id: str, text: str, remedy: str):
         super().__init__(text)

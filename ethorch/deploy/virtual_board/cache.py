@@ -102,7 +102,7 @@ class DataCache:
                     return
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Mark the lines that the NPU wrote as stale."""
+        """Mark lines written by the NPU as stale."""
         if not self.is_enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):

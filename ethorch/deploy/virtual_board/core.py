@@ -36,7 +36,7 @@ class Maintenance(Protocol):
 
 
 class NoCache:
-    """The cache of a core that has no data cache."""
+    """A placeholder for cores without a data cache."""
 
     is_enabled = False
 

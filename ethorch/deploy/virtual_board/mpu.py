@@ -82,7 +82,8 @@ class Mpu:
 
 
 def _policy(attribute: int) -> str:
-    """Return the cache policy of a MAIR byte. An outer half of 0 is device memory; an inner half of 4 is not cached."""
+    """Return the cache policy of a MAIR byte."""
+    # An outer half of 0 is device memory. An inner half of 4 is not cached.
     outer, inner = attribute >> 4, attribute & 15
     if not outer or inner == 4:
         return NONE

@@ -1,4 +1,4 @@
-"""The NPU's register interface to the simulator, with checks for errors that fail on silicon."""
+"""The NPU's register interface to the simulator, with checks for firmware errors."""
 
 from __future__ import annotations
 
@@ -338,7 +338,6 @@ class NpuDevice:
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
     def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
-        """Return the memory of each region."""
         # If ``exact`` is False (streams with branches), only region starts are checked; the machine checks each access.
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):

@@ -25,7 +25,7 @@ class End:
 
     Attributes:
         how: One of ENDS.
-        code: Exit code, or None if the firmware did not end by semihosting.
+        code: Exit code of semihosting or of the FVP, or None.
     """
 
     how: str
@@ -40,7 +40,7 @@ class Run:
         board, npu, backend: Environment, e.g. ``corstone-300``, ``ethos-u55-128``, ``unicorn``.
         text: Text printed on the UART and by semihosting.
         ended: One of ENDS.
-        exit_code: Exit code, or None if the firmware did not end by semihosting.
+        exit_code: Exit code of semihosting or of the FVP, or None.
         faults: Distinct faults, at most one of each id per location.
         instructions: Number of CPU instructions, or None if not counted.
         seconds: Duration on the host.

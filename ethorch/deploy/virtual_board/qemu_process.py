@@ -173,5 +173,4 @@ class QemuProcess:
 
 
 def _escape(text: str) -> str:
-    """Double commas, as QEMU's option lists require."""
-    return text.replace(",", ",,")
+    return text.replace(",", ",,")  # required by QEMU's option lists

@@ -43,8 +43,9 @@ def run(
 ) -> Run:
     """Run firmware on a board, and return the outcome.
 
-    The firmware ends by sending 0x04 on the UART, by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or at a limit. It is not
-    trusted: it cannot access files, or addresses outside the board's memories.
+    A run ends when the firmware sends 0x04 on the UART, exits by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), requests a reset,
+    sleeps forever, causes a CPU fault, or reaches a limit. Firmware is not trusted: it cannot access the host's files, or
+    addresses outside the board's memories.
 
     Args:
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
@@ -57,8 +58,8 @@ def run(
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
         data: Address -> bytes to load before the run, such as a separately flashed model.
         sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycles, used if the stream has no schedule. Default: estimates from the
-            board's multipliers and bandwidths.
+        cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the board's
+            multipliers and bandwidths.
         inject: Faults: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
@@ -66,14 +67,14 @@ def run(
         The outcome. Failing firmware does not raise an exception; see ``Run.ok`` and ``Run.check``.
 
     Raises:
-        SpecError: The board, NPU, backend or fault to inject is unknown, or the timeout is not positive.
+        SpecError: The board, NPU, backend or fault to inject is unknown, or a limit is not positive.
         BoardError: The board's file is invalid.
         ElfError: The file is not firmware, or does not fit the board.
         EmulatorError: The backend is not installed or does not support this board.
     """
     described = load(board)
     if backend not in BACKENDS:
-        raise unknown_name("back end", backend, BACKENDS)
+        raise unknown_name("backend", backend, BACKENDS)
     if wrong := sorted(set(inject) - set(INJECTIONS)):
         raise unknown_name("fault to inject", wrong[0], INJECTIONS)
     if not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):

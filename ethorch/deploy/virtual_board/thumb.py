@@ -18,7 +18,7 @@ class Access:
     Attributes:
         size: Bytes per register.
         signed: Whether a loaded value is sign-extended.
-        offset: Immediate offset, used without ``index``.
+        offset: Immediate offset, used if ``index`` is None.
         shift: Left shift of the index register.
         before: Whether addressing is pre-indexed instead of post-indexed.
         writes_back: Whether the base register is updated.

@@ -1,6 +1,6 @@
 """Write traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the operators of NPU runs.
 
-The CPU executes one instruction per cycle. NPU cycles are estimates.
+Traces assume one CPU instruction per cycle. NPU cycles are estimates.
 """
 
 from __future__ import annotations

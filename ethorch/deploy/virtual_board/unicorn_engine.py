@@ -1,7 +1,7 @@
 """Emulate a board with unicorn, which executes a Cortex-M33's instructions. ``core`` and the devices emulate everything else.
 
-unicorn has no interrupt controller and no sleep. It reports WFE and WFI as invalid instructions, and BKPT and exception returns as
-emulator interrupts, which this module handles.
+unicorn has no interrupt controller and no sleep. It stops after WFI, reports WFE as an invalid instruction, and reports BKPT and
+exception returns as emulator interrupts. This module handles these stops.
 """
 
 from __future__ import annotations

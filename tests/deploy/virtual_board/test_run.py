@@ -235,7 +235,7 @@ def test_a_run_as_plain_data(probe: Path) -> None:
 
 
 def test_wrong_arguments_are_named(probe: Path) -> None:
-    with pytest.raises(SpecError, match="unknown back end 'renode'"):
+    with pytest.raises(SpecError, match="unknown backend 'renode'"):
         virtual_board.run(probe, backend="renode")
     with pytest.raises(SpecError, match="unknown fault to inject 'fire'"):
         virtual_board.run(probe, inject=["fire"])

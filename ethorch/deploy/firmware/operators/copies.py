@@ -82,7 +82,6 @@ def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
 
 @kernel("aten::unsqueeze_copy.out", "aten::squeeze_copy.dim_out", "aten::squeeze_copy.dims_out")
 def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
-    """out = x with axes of size 1 added or removed."""
     _copy_reshaped(w, x, out)
 
 
@@ -204,7 +203,6 @@ def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[Vie
 
 @kernel("aten::split_copy.Tensor_out")
 def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> None:
-    """out = slices of x of equal size along an axis. The last slice can be smaller."""
     _split(w, x, [part.shape[x.axis(dim)] for part in out], dim, out)
 
 
@@ -231,7 +229,6 @@ def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: Vi
 
 @kernel("aten::pixel_shuffle.out")
 def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
-    """Rearrange an image of C * r * r channels into an image of C channels that is r times as high and r times as wide."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
     cells = x.reshape((*lead, channels // factor**2, factor, factor, high, wide))
     target = out.reshape((*lead, channels // factor**2, high, factor, wide, factor))

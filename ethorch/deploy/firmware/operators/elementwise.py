@@ -287,7 +287,6 @@ def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
 
 @kernel("aten::glu.out")
 def glu(w: Writer, x: View, dim: int, out: View) -> None:
-    """out = a * sigmoid(b) for the two halves a and b of an axis."""
     need_float32(x.dtype)
     axis = x.axis(dim)
     half = x.shape[axis] // 2

@@ -18,7 +18,7 @@ Dims = Sequence[int]
 
 
 def _axes(x: View, dims: Dims | None) -> list[int]:
-    """Return the reduced axes in ascending order. All axes are reduced if ``dims`` is empty or absent."""
+    """Return the reduced axes in ascending order: all axes if ``dims`` is empty or absent."""
     return sorted({x.axis(dim) for dim in dims}) if dims and x.rank else list(range(x.rank))
 
 
@@ -155,7 +155,6 @@ def any_of_all(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::cumsum.out")
 def cumsum(w: Writer, x: View, dim: int, dtype: int | None, out: View) -> None:
-    """out[i] = out[i - 1] + x[i] along an axis."""
     need_float32(out.dtype)
     need_float32(x.dtype)
     if not out.rank:

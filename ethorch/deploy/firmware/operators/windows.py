@@ -150,7 +150,7 @@ def convolution(
 
 
 def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
-    """Copy the input to the middle of the output. Return (axis, padding before, padding after) for each axis, last axis first."""
+    """Copy the input to the middle of the output. Return (axis, padding before, padding after), last axis first."""
     if any(size < 0 for size in pad):
         text = f"expected nonnegative padding, got {list(pad)}"
         raise Refused("argument", text, "Slice the input instead of padding it with negative sizes (x[..., 1:]).")
@@ -163,9 +163,7 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 
 
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
-    """Copy ``x`` to the middle of ``out`` and yield (view of ``out``, axis, axis size, padding before, padding after) for each
-    axis.
-    """
+    """Copy ``x`` into ``out``, and yield (view of ``out``, axis, axis size, padding before, padding after) for each axis."""
     # The view includes the borders of earlier axes.
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
