@@ -1,4 +1,4 @@
-"""The memory that a program requires on a board, compared with the size of each memory."""
+"""The memory that a program requires on a board."""
 
 from __future__ import annotations
 

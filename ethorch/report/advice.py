@@ -32,7 +32,7 @@ class Advice:
         id: Stable identifier.
         figure: Current cost, with a unit.
         text: Reason and remedy.
-        weight: Share of the cycles or of the RAM that the advice concerns, from 0 to 1.
+        weight: Rank from 0 to 1, based on the share of the cycles or of the RAM that the advice concerns.
         is_saving: Whether the change can save all of ``figure``, and not only a part.
     """
 

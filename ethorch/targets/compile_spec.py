@@ -233,8 +233,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
         verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and to insert copies if the results
             differ (``ethorch.vela.repair``).
-        stream: Command stream: ``optimized`` by all passes of ``ethorch.npu.passes``, ``vela`` (unchanged), or names of passes,
-            separated by commas.
+        stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
+            names of passes.
 
     Raises:
         SpecError: A name, flag or value is invalid.

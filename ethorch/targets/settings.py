@@ -180,8 +180,8 @@ class Settings:
         board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
             limits of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.
-        stream: Command stream: ``optimized`` by all passes of ``ethorch.npu.passes``, ``vela`` (unchanged), or names of passes,
-            separated by commas.
+        stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
+            names of passes.
         share_weights: Whether methods share equal constants. Such constants are stored as named data, which requires firmware with
             the delegate of ethorch or of ExecuTorch 1.5.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``

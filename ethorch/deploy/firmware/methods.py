@@ -109,7 +109,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """Return each method's tensors accessed in place, or empty mappings unless a reset initializes all buffers."""
+    """Return each method's in-place accesses, or empty mappings unless a reset initializes all buffers."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]

@@ -52,7 +52,8 @@ class Options:
         compiler: One of COMPILERS.
         cpu: Core to compile for: ``cortex-m33`` (runs on all cores), ``cortex-m55`` or ``cortex-m85``.
         interrupt: Whether the firmware waits for the NPU's interrupt instead of polling.
-        defines: Additional macros.
+        caches: Whether the firmware enables the core's caches.
+        defines: Additional macros, by name.
     """
 
     compiler: str = "zig"

@@ -15,7 +15,7 @@ class Rule:
 
     Attributes:
         shows: Effect on silicon.
-        status: STATUS bits that only the virtual board sets, so that firmware can detect faults that silicon ignores.
+        status: STATUS bits that the virtual board sets, even for faults that silicon ignores.
     """
 
     shows: str

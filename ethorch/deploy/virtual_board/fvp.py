@@ -167,7 +167,7 @@ def read_cycles(text: str) -> int | None:
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """Return (exit status, output, True if killed after the timeout) after the process and its children have ended."""
+    """Run a command. Return (exit status, output, True if killed after the timeout)."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,

@@ -1,4 +1,4 @@
-"""A client for GDB's remote protocol, limited to the features that QEMU requires."""
+"""A client for the subset of GDB's remote protocol that QEMU requires."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, 
 
 @kernel("aten::upsample_nearest2d.vec_out")
 def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: Sequence[float] | None, out: View) -> None:
-    """out[i, j] = x[floor(i * scale_h), floor(j * scale_w)] for each plane."""
     _resize(w, f"etk_nearest_{x.item_bytes}", x, factors, False, out)
 
 
