@@ -26,7 +26,9 @@ def predictions(speaker: Speaker, ids: Sequence[int], prompt: int) -> Iterator[t
     Raises:
         EthorchError: ``prompt`` is less than 1, or the text is not longer than the prompt.
     """
-    if not 0 < prompt < len(ids):
+    if prompt < 1:
+        raise EthorchError(f"expected a prompt of at least 1 token, got prompt={prompt}.")
+    if prompt >= len(ids):
         raise EthorchError(
             f"expected a text of at least {prompt + 1} tokens (a prompt of {prompt} and a token to predict), got {len(ids)}."
         )

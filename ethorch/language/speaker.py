@@ -13,6 +13,7 @@ from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import EthorchError
+from ethorch.support.wording import count_noun
 
 _PUT = "aten::index_put_"
 
@@ -108,11 +109,15 @@ class Speaker:
         decode = program["decode"] if "decode" in names else program[names[0]]
         prefill = program["prefill"] if "prefill" in names else None
         shapes = [tensor.shape for tensor in decode.inputs]
-        if shapes != [(1, 1), (1,)] or (prefill is not None and len(prefill.inputs) != 3 + (source is not None)):
+        if shapes != [(1, 1), (1,)]:
             raise EthorchError(
-                f"expected decode with a token [1, 1] and a position [1], and prefill with tokens, positions and the index of the "
-                f"last token, got {record_of(decode).method} with {', '.join(str(shape) for shape in shapes)}. Use "
-                "ethorch.language.language_model."
+                f"expected decode with a token [1, 1] and a position [1], got {record_of(decode).method} with "
+                f"{', '.join(str(shape) for shape in shapes)}. Use ethorch.language.language_model."
+            )
+        if prefill is not None and len(prefill.inputs) != 3 + (source is not None):
+            raise EthorchError(
+                f"expected prefill with {'the source, ' if source is not None else ''}tokens, positions and the index of the last "
+                f"token, got {count_noun(len(prefill.inputs), 'input')}. Use ethorch.language.language_model."
             )
         if context is None:
             context = _find_written_rows(decode)

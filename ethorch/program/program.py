@@ -25,7 +25,7 @@ from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
 from ethorch.program.restoring import restore
-from ethorch.program.saving import check_folder, check_writable, tosa_of, write_program
+from ethorch.program.saving import check_file, check_writable, tosa_of, write_program
 from ethorch.report.page import page
 from ethorch.report.summary import largest_layers, summary
 from ethorch.support import trees
@@ -415,7 +415,7 @@ class Program:
             EthorchError: The file cannot be written, or the comparison failed.
         """
         target = Path(path)
-        check_folder(target)
+        check_file(target)
         _ = self.accuracy  # measure accuracy now, so that to_json contains it
         comparison = None if samples is None else self.compare(samples=samples).to_json()
         write_whole(target, page(self.to_json(), comparison, title).encode())

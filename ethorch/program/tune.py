@@ -129,9 +129,9 @@ def _search_modules(
     user: UserModel, settings: Settings, least: float | None, metric: Metric | None, samples: Sequence[Any]
 ) -> Tuning:
     if user.quantized:
-        raise SpecError("goal='accuracy' requires a float model, got a quantized model.")
+        raise SpecError("accuracy goals require a float model, got a quantized model.")
     if settings.scheme not in CONFIGS:
-        raise SpecError(f"goal='accuracy' requires a named scheme ({', '.join(CONFIGS)}), got a QuantizationConfig.")
+        raise SpecError(f"accuracy goals require a named scheme ({', '.join(CONFIGS)}), got a QuantizationConfig.")
     with stage("raise modules to 16 bits") as step:
         mixed = mixed_precision(
             user.module,

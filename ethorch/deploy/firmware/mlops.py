@@ -61,7 +61,9 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     try:
         with open(place, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
-        parsed = yaml.safe_load(content) if len(content) <= MOST_FILE_BYTES else None
+        if len(content) > MOST_FILE_BYTES:
+            raise EthorchError(f"{place} has more than {MOST_FILE_BYTES:,} bytes. Pass the file written by `cbuild setup`.")
+        parsed = yaml.safe_load(content)
     except OSError as error:
         raise EthorchError(f"cannot read {place}: {error.strerror}.") from None
     except (yaml.YAMLError, RecursionError) as error:

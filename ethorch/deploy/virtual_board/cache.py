@@ -14,6 +14,7 @@ from ethorch.deploy.virtual_board.guest import Block, Guest
 from ethorch.deploy.virtual_board.mpu import BACK, THROUGH, Mpu
 from ethorch.deploy.virtual_board.unicorn_hooks import DIRTY, STALE, Hooks
 from ethorch.npu.arrays import Bytes
+from ethorch.support.wording import count_noun
 from ethorch.targets.boards.description import Cpu
 
 
@@ -94,9 +95,10 @@ class DataCache:
                 dirty = np.flatnonzero(flags & DIRTY) if flags is not None else np.zeros(0, np.int64)
                 if len(dirty):
                     address = (start & ~(self.line_bytes - 1)) + int(dirty[0]) * self.line_bytes
+                    lines = count_noun(len(dirty), "cache line")
                     text = (
-                        f"The NPU {verb} {start:#010x}..{end:#010x}, but {len(dirty)} cache lines in this range (the first at "
-                        f"{address:#010x}) contain CPU writes that were not cleaned."
+                        f"The NPU {verb} {start:#010x}..{end:#010x}, but CPU writes to {lines} in this range (the first at "
+                        f"{address:#010x}) were not cleaned."
                     )
                     self._report("cache.not_cleaned", text, None)
                     return

@@ -80,7 +80,7 @@ CASES = {
     ),
     "npu.command": Case(("cannot be executed", "opcode"), PARSE, more={s.STREAM + 32: struct.pack("<I", 0x3FF)}),
     "npu.stream_end": Case(("NPU_OP_STOP",), IRQ_RAISED, cut=4),
-    "cache.not_cleaned": Case(("CPU writes that were not cleaned", "0x31"), flags=CACHED & ~s.CLEAN),
+    "cache.not_cleaned": Case(("but CPU writes to ", "cache line", "0x31"), flags=CACHED & ~s.CLEAN),
     "cache.not_invalidated": Case(("which the NPU wrote", "adler"), flags=CACHED & ~s.INVALIDATE),
     "cpu.memory": Case(("reads 4 bytes at 0x90000000",), None, flags=s.WILD_READ, ended="fault"),
     "cpu.read_only": Case(("writes 4 bytes at 0x08000400", "flash"), None, flags=s.WRITE_CODE, ended="fault", flash="ext"),
