@@ -210,7 +210,7 @@ class Machine:
         if work > self.budget:
             raise MachineFault(
                 f"the run {verb} {work} work units, more than its budget of {self.budget} work units. If the stream is trusted, "
-                "increase the budget with Machine(budget=) or host.load(budget=)."
+                "increase the budget with Machine(budget=) or runtime.load(budget=)."
             )
 
     def _execute(self, step: Step) -> None:

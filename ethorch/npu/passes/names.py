@@ -7,6 +7,6 @@ PASSES = {
     "attention": "Compute matrix products of two activations on U55 and U65 as convolutions.",
     "resident-weights": "Copy weights that are read several times to fast memory once.",
     "early-transfers": "Start transfers of weights several operators ahead.",
-    "allocation": "Allocate all buffers again, by the bytes that are in use at each operation.",
+    "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",
 }
