@@ -43,7 +43,8 @@ class Operator:
         works: Kernels of a chain, with the sizes of all slices and stripes.
         last_slice: Works of the last depth slice, or of the first stripe.
         home: Region from which scales were transferred.
-        is_shared: Whether an earlier operator transferred the weights. Vela counts the transfer again, which new transfers are not.
+        is_shared: Whether an earlier operator transferred the weights. Vela counts such a transfer for each operator; those
+            before the first kernel, which the pass ``resident-weights`` adds, count once.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
         moved: ``compound`` with all feature maps in the arena's memory.
     """
@@ -140,7 +141,7 @@ def _read_operator(
     }
     transfers = [transfer for position, transfer in by_position.items() if position not in owned]
     is_shared = bool(by_position) and not transfers
-    if is_shared and any(ops[position].origin is not None for position in by_position):
+    if is_shared and any(not op.is_dma for op in ops[: max(by_position)]):
         transfers = list(by_position.values())
     owned.update(by_position)
     is_prebuffered = False

@@ -60,7 +60,7 @@ def _copy(stream: Stream, region: int, users: Mapping[Range, Sequence[Weights]])
     copies: list[Op] = []
     replaced: set[int | None] = set()
     for (_, size), weights in users.items():
-        copies.append(replace(weights[0].transfer_part(stream, region, address, 0, size, key), origin=None))
+        copies.append(weights[0].transfer_part(stream, region, address, 0, size, key))
         for each in weights:
             replaced.add(each.transfer)
             for position in each.readers:

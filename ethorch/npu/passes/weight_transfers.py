@@ -47,7 +47,7 @@ class Weights:
             registers |= {name: raw for name, raw in example.registers.items() if name.startswith("DMA0_SIZE")}
         registers |= {"DMA0_SRC_REGION": CONSTANTS, "DMA0_DST_REGION": region, "DMA0_LEN": size_bytes}
         registers |= {"DMA0_SRC": self.low + offset, "DMA0_DST": address + offset}
-        return Op(stream.npu, DMA, 0, registers, key, origin=None if self.transfer is None else stream.ops[self.transfer].key)
+        return Op(stream.npu, DMA, 0, registers, key)
 
 
 def _list_streams(op: Op) -> list[Run]:

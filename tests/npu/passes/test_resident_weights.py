@@ -11,6 +11,7 @@ import torch
 import ethorch
 from ethorch import EthosUCompileSpec
 from ethorch.npu.ir import Stream, decode
+from ethorch.npu.ir.encode import encode
 from ethorch.npu.passes import resident_weights
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
@@ -53,6 +54,7 @@ def test_copies_save_cycles_and_change_no_byte(target: str) -> None:
     assert after is not None
     context = find_context(target)
     assert context.rate(after) < 0.8 * context.rate(before)
+    assert context.rate(decode(encode(after), after.image)) == context.rate(after)
     reference = trace_reference(decode_instructions(case.payload), case.image)
     assert next(verify_listing(list_instructions(after), after.image, reference=reference), None) is None
     listing = list_instructions(after)
