@@ -1,4 +1,4 @@
-"""Sums at indices, computed by products with a matrix of ones and zeros."""
+"""Sums at indices, computed as products with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST = 1 << 20
 
 
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
-    """Add values[..., k, ...] to x[..., index[k], ...].
+    """Add values[..., k, ...] to x[..., index[k], ...] along ``dim``.
 
     Return None if x is not float or the matrix has more than ``_LARGEST`` elements.
     """
@@ -60,14 +60,17 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
     """x[index[k]] += alpha * source[k] along ``dim``. Repeated indices accumulate.
 
-    The error bound for int16 includes the rounding of a matrix product.
+    The int16 error bound covers the rounding of a matrix product.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)
 
 
 def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
-    """Decompose an accumulating index_put, or return None if its indices are not integers of adjacent dims."""
+    """Decompose an index_put with accumulate=True.
+
+    Return None if the indices are not integers of adjacent dims, or if ``add_at_index`` returns None.
+    """
     dims = side_by_side(indices)
     computed_indices = [index for index in indices if index is not None]
     if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):

@@ -43,7 +43,7 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """Apply ``compute`` to plain integers in INT32. A narrower result retains the low bits."""
+    """Apply ``compute`` to plain integers in INT32."""
     (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
     return QTensor(compute(b.widen(xv), b.widen(yv)), dims, None)
 
@@ -58,7 +58,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
 
     Operands with equal scales are added exactly. Other operands are scaled so finely that only the final rounding affects the
-    result. Int32 activations are divided by 4, because the sum of two rounded halves can overflow.
+    result. Int32 activations are first divided by 4, because the sum of two rounded halves could overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the float dtype of the operands if it represents every number exactly, and in FP32 otherwise."""
+    """Emit ``name`` in the common float dtype of the operands if it represents all constants exactly, and in FP32 otherwise."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -165,7 +165,7 @@ def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor
 
 
 def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:
-    """Return scale * (x - zp) * (y - zp), computed exactly in int32 and rounded once."""
+    """Return scale * (x - x_zp) * (y - y_zp), computed exactly in int32 and rounded once."""
     (xv, yv), dims = b.align(x, y)
     x32 = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
     y32 = b.rescale(yv, 1.0, input_zp=y.qparams.zp, dtype="INT32")
@@ -204,7 +204,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|, by a table, or by TOSA ABS for plain integers."""
+    """out = |x|. Uses a table, or TOSA ABS for plain integers."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -216,7 +216,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x, by a table, or by TOSA SUB from 0 for plain integers."""
+    """out = -x. Uses a table, or TOSA SUB from 0 for plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 

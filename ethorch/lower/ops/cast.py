@@ -82,9 +82,10 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype.
 
-    - Quantized to integers: rounded towards 0, by a TABLE for int8 and by arithmetic for int16.
-    - Integers to quantized: converted by a RESCALE.
+    - Quantized to integers: rounded towards 0, using a TABLE for int8 and arithmetic for int16.
+    - Integers to quantized: a RESCALE.
     - Integers to narrower integers: reduced to the low bits, as in PyTorch.
+    - Any dtype to truth values: compared with 0.
 
     TOSA CAST, RESCALE.
     """

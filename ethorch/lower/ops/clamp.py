@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. A clamp between numbers is free after most operators."""
+"""Maxima, minima and clamps. A clamp with constant bounds is free after most operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ethorch.lower.ops.spec import op
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
     """Emit MAXIMUM or MINIMUM after requantization to ``out``, which is exact because quantization is monotonic.
 
-    If ``out`` is not set, emit the operator for plain integers or truth values of ``dtype``.
+    If ``out`` is None, emit the operator for plain integers or truth values of ``dtype``.
     """
     if dtype == "BOOL":
         return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)

@@ -1,4 +1,4 @@
-"""Comparisons, by the operators of the U85, or by a table for the sign of the difference on U55 and U65."""
+"""Comparisons, which use TOSA comparisons on the U85, and a table of the sign of the difference on U55 and U65."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _EXACTNESS = """\
 
 
 def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit a comparison with the precision of ``_EXACTNESS``."""
+    """Emit the comparison ``name``, e.g. ``ge``. See ``_EXACTNESS`` for its precision."""
     comparison = _COMPARISONS[name]
     floats = any_float(x, y)
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)

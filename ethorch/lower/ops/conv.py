@@ -146,7 +146,7 @@ def convolution(
     *,
     out: Result,
 ) -> QTensor:
-    """out[n,o] = bias[o] + sum over i, ky, kx of x[n,i,y+ky,x+kx] * w[o,i,ky,kx]: int8[N,C,H,W] -> int8[N,O,OH,OW].
+    """out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
     Computed exactly in int32 (int48 for int16) and rounded once. TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """

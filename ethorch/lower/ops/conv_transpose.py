@@ -20,9 +20,9 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for integer weights [C,O/G,KH,KW].
+    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW].
 
-    - Groups with one channel: a DEPTHWISE_CONV2D computes the phases.
+    - Several groups of one input and one output channel: a DEPTHWISE_CONV2D computes the phases.
     - One group, stride (2, 2): uses a TRANSPOSE_CONV2D if it is faster on the target.
     - Others: a CONV2D for each group computes the phases, followed by a CONCAT.
 
@@ -50,7 +50,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit ``conv_transpose`` for integer weights [C,O/G,KD,KH,KW], by transposed convolutions over two axes.
+    """Compute ``conv_transpose`` for weights [C,O/G,KD,KH,KW], using transposed convolutions over two axes.
 
     Planes s*q + r of the result depend on the same depth taps. For each r, a convolution reads the input planes as channels.
     """
@@ -95,8 +95,7 @@ def _insert_zeros(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArr
 
 
 def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams) -> QTensor:
-    """Emit TRANSPOSE_CONV2D with stride (2, 2). Rows of output_padding that the kernel does not reach contain the bias."""
-    pads: list[int] = []
+    pads: list[int] = []  # rows of output_padding that the kernel does not reach contain the bias
     for axis in (0, 1):
         reach = (x.shape[2 + axis] - 1) * 2 + filters.codes.shape[2 + axis]
         pads += [-window.before[axis], shape[2 + axis] + window.before[axis] - reach]
@@ -116,7 +115,7 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """Emit phases: weights [I,O,KH,KW] become taps [m] of phases [r], where k = m*s + r."""
+    """Compute all phases: tap k = m*s + r of the weights [I,O,KH,KW] becomes tap m of phase r."""
     # If this adds no tap, or if there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW

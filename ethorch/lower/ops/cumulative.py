@@ -55,7 +55,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``, an exact product with a triangle of ones, rounded once. TOSA CONV2D.
+    """out[i] = x[0] + ... + x[i] along ``dim``, computed as an exact product with a triangular matrix. TOSA CONV2D.
 
     More than 2,048 elements of int8 are summed in sections of 256.
     """
@@ -146,13 +146,13 @@ def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = maximum of x[0], ..., x[i] along ``dim``. The indices are not computed."""
+    """out[i] = maximum of x[0], ..., x[i] along ``dim``. Not decomposed if the indices are used."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = minimum of x[0], ..., x[i] along ``dim``. The indices are not computed."""
+    """out[i] = minimum of x[0], ..., x[i] along ``dim``. Not decomposed if the indices are used."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 

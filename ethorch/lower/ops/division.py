@@ -49,12 +49,12 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
     ],
 )
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x / y with broadcasting, for int8 or int16. x is multiplied by a reciprocal from a table and rounded again.
+    """out = x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - int8, |y| up to 8 times its smallest nonzero value: the reciprocal has 15 bits.
-    - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
+    - int8, range of |y| up to 8 times its scale: the reciprocal has 15 bits.
+    - int8, larger range: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
     - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
-      is replaced with the smallest divisor.
+      is replaced with the smallest positive divisor.
 
     A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
@@ -81,7 +81,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)), where y * 2**e is in 2**14..2**15."""
+    """Return x * 2**e * (1 / (y * 2**e)), where |y * 2**e| is in 2**14..2**15."""
     # A single reciprocal is clipped for small divisors or coarse for large divisors, which costs 20 dB if a tensor has both.
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
@@ -177,9 +177,9 @@ def _sign_bits(b: Builder, x: Value) -> Value:
     bound16=_ONE_INTEGER_16,
 )
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
-    """out = x / y, rounded down or towards 0 by a table after the division. TOSA INTDIV for plain integers.
+    """out = x / y, then rounded down or towards 0, unless ``rounding_mode`` is None. TOSA INTDIV for plain integers.
 
-    The error bound is one integer.
+    The error bound covers a quotient that differs by 1.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 
@@ -205,7 +205,10 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
     bound16=_ONE_INTEGER_16,
 )
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * floor(x / y). The error bound is one integer. For integers, ExecuTorch's kernel uses the sign of x."""
+    """out = x - y * floor(x / y). The error bound covers a quotient that differs by 1.
+
+    For integers, the result of ExecuTorch's CPU kernel has the sign of x instead.
+    """
     return _remainder(s, x, y, "floor")
 
 
@@ -218,7 +221,7 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=_ONE_INTEGER_16,
 )
 def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * trunc(x / y). The error bound is one integer."""
+    """out = x - y * trunc(x / y). The error bound covers a quotient that differs by 1."""
     return _remainder(s, x, y, "trunc")
 
 
@@ -230,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive value. The error bound is 3 roundings."""
+    """out = x ** y = exp(y * log(x)). The logarithm of a base of 0 or less saturates. The error bound covers three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

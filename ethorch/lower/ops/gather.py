@@ -1,4 +1,4 @@
-"""Reads at indices, by slices and a CONCAT for constant indices, or by a GATHER, which only some NPUs support."""
+"""Reads at indices, which become slices and a CONCAT for constant indices, or a GATHER, which only the U85 supports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIRST_ONLY = QuantRule(only_first=True, output="same")
 
 
 def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
-    """Return the slices of x along ``dim`` at ``index``, in the shape of the index."""
+    """Return the slices of x at ``index`` along ``dim``. The dims of ``index`` replace ``dim``."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)
@@ -100,7 +100,7 @@ def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any
     ],
 )
 def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
-    """out[..., k, ...] = x[..., index[k], ...]. Lowered without rounding, to slices and a CONCAT or to GATHER."""
+    """out[..., k, ...] = x[..., index[k], ...]. Lowered to slices and a CONCAT, or to GATHER."""
     return b.to_qparams(rows_of(b, x, dim, index), out.q)
 
 
@@ -141,7 +141,7 @@ def embedding(
     *,
     out: Result,
 ) -> QTensor:
-    """out = weight[indices]. Lowered without rounding, to slices and a CONCAT or to GATHER."""
+    """out = weight[indices]. Lowered to slices and a CONCAT, or to GATHER."""
     return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
@@ -158,7 +158,7 @@ def check_index(x: Any, indices: Any) -> Reason | None:
 
 
 def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
-    """Merge computed indices of adjacent dims into one int32 index."""
+    """Merge computed indices of adjacent dims into one index, and convert int64 indices to int32."""
     several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
@@ -184,7 +184,7 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
-    """out = x[indices]. Lowered without rounding, to slices and a CONCAT or to GATHER.
+    """out = x[indices]. Lowered to slices and a CONCAT, or to GATHER.
 
     Constant indices of adjacent dims are merged into one index.
     """
@@ -221,7 +221,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1. Lowered without rounding, to slices and a CONCAT or to GATHER."""
+    """out[i, j] = x[i, index[i, j]] for dim 1. Lowered to slices and a CONCAT, or to GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

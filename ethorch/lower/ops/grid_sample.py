@@ -1,4 +1,4 @@
-"""The lowering of grid_sample, by a GATHER for each neighbor of a position, with fixed-point coordinates."""
+"""Lowerings of grid_sample (a GATHER for each neighbor of a position) and affine_grid, with fixed-point coordinates."""
 
 from __future__ import annotations
 
@@ -211,15 +211,15 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
     bound16=2,
 )
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
-    """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
+    """out[n,c,i,j] = x[n,c] at position (x, y) = grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
     Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, or twice
-    for int16. A constant grid becomes a linear layer.
+    for int16. A constant grid becomes a linear layer of up to 2**24 weights.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
-        remedy = "Use a constant grid, which becomes a linear layer, or an ethos-u85 target."
-        raise b.refuse("grid_sampler.computed", f"the grid is computed at run time, but {b.target} does not support GATHER", remedy)
+        remedy = "Use an ethos-u85 target, or a constant grid with H * W * OH * OW up to 16,777,216 that is equal for all images."
+        raise b.refuse("grid_sampler.computed", f"the grid requires GATHER, which is not supported on {b.target}", remedy)
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
     most = _FINEST if interpolation == NEAREST else _FRACTION[x.qparams.dtype]

@@ -70,7 +70,8 @@ def check_operands(*indices: Any) -> Reason | None:
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
-    """Convert a computed int64 index to int32. If the target lacks GATHER, return None, because CPU kernels require int64."""
+    """Cast a computed int64 index to int32. Return None for other indices, or if the target lacks GATHER."""
+    # Without GATHER, the operator runs on the CPU, whose kernels require int64.
     is_constant = not isinstance(index, Node) or index.op == "get_attr"
     if is_constant or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
         return None
@@ -78,7 +79,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 cast of an int64 index, or None if there is none."""
+    """Return the existing int32 cast of an int64 index that a GATHER or SCATTER reads, or None."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:
@@ -101,7 +102,7 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
 
 
 def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Merge computed indices of adjacent dims. Return x with these dims merged, the merged dim and the index, or None."""
+    """Merge computed indices of adjacent dims. Return x with merged dims, the merged dim and the index, or None if impossible."""
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:
         return None

@@ -88,7 +88,7 @@ def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = N
     ],
 )
 def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = tensors concatenated along ``dim``, after conversion to the parameters of ``out``. TOSA CONCAT."""
+    """out = tensors concatenated along ``dim``, after conversion to the quantization parameters of ``out``. TOSA CONCAT."""
     parts = [b.convert_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]

@@ -40,7 +40,10 @@ def _transpose_weight(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """Decompose a linear layer with a weight [I], or an addmm. An addmm of parameters becomes linear, others mm, mul and add."""
+    """Decompose a linear layer with a weight [I], or an addmm.
+
+    An addmm of parameters becomes a linear layer. Others become mm, mul and add.
+    """
     if s.node.target is not aten.addmm.default:
         if w.meta["val"].dim() != 1:
             return None
@@ -111,17 +114,14 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], computed exactly in int32 (int48 for int16), rounded once. TOSA CONV2D.
-
-    The rows of x form the width of the feature map, which NPUs process up to twice as fast as the height.
-    """
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], computed in int32 (int48 for int16), rounded once. TOSA CONV2D."""
     weight = weight_array(w)
     outputs, inputs = weight.shape
     rows = math.prod(x.shape[:-1])
     x, weight = _contraction_as_stored(x, weight)
     value = b.store_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
     scales = accumulator_scales(x, w, outputs)
-    value = b.reshape(value, (1, 1, rows, inputs))
+    value = b.reshape(value, (1, 1, rows, inputs))  # NPUs process the width up to twice as fast as the height
     real = np.zeros(outputs) if bias is None else real_values(bias)
     parts = []
     for start in range(0, outputs, MOST_OUTPUTS):
@@ -149,7 +149,7 @@ def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTenso
     "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
 )
 def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
-    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o], by a linear layer of x and a matmul with y."""
+    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o]. Decomposed into linear and matmul."""
     outputs, inputs, others = shape_of(weight)
     matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
     of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])

@@ -118,7 +118,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], by a linear layer if y is a parameter, and by a bmm otherwise."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W]. Decomposed into a linear layer if y is a parameter, or a bmm otherwise."""
     return _product(s, x, y)
 
 
@@ -193,7 +193,7 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y for alpha > 0, at the cost of a bmm. TOSA MATMUL. A bias causes a decomposition into bmm, mul and add."""
+    """out = beta * bias + alpha * x @ y. TOSA MATMUL for beta = 0 and alpha > 0, otherwise decomposed into bmm, mul and add."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 

@@ -1,4 +1,4 @@
-"""Batch norm, and layer, group, instance and RMS norms, for which gamma and beta become a batch norm."""
+"""Batch norms, and layer, group, instance and RMS norms, whose gamma and beta become a batch norm."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, with a layer norm and a batch norm."""
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, using a layer norm and a batch norm."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -364,7 +364,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, with a layer norm and a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using a layer norm and a batch norm.
 
     If running statistics are used, only a batch norm is needed.
     """
@@ -381,9 +381,9 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch, with a layer norm and a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
 
-    The returned statistics must not be used. An instance norm becomes this operator in an edge program.
+    The other results are not computed. An instance norm becomes this operator in an edge program.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

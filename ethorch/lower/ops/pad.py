@@ -1,4 +1,4 @@
-"""Padding with a constant, by reflection and by replication."""
+"""Constant, reflection, replication and circular padding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x padded with its reflection at the edges, by a constant index along each dim."""
+    """out = x padded with its reflection at the edges, using a constant index along each dim."""
     return pad_by_index(s, x, padding, "reflect")
 
 
@@ -58,7 +58,7 @@ def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x padded with its edge elements, by a constant index along each dim."""
+    """out = x padded with its edge elements, using a constant index along each dim."""
     return pad_by_index(s, x, padding, "replicate")
 
 

@@ -49,10 +49,8 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
     ],
 )
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = patches of a padded feature map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
-
-    Adjacent patches are a permutation of the feature map. Otherwise, rows and then columns of the kernel are selected.
-    """
+    """out = patches of a padded feature map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW]."""
+    # Adjacent patches are a permutation. Otherwise, a slice is selected for each row, then for each column of the kernel.
     if any(padding):
         x = s(aten.constant_pad_nd.default, x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
     *lead, channels, height, width = shape_of(x)
@@ -101,10 +99,8 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = sum of all columns, each at its patch of the feature map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
-
-    Taps within one stride (or a single tap, if dilated) cover the feature map at most once. One sum adds such blocks.
-    """
+    """out = sum of all columns, each at its patch in a feature map: [N, C * KH * KW, OH * OW] -> [N,C,H,W]."""
+    # A block of the taps within one stride (one tap if dilated) covers each position at most once. One sum adds all blocks.
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]
     counts = _counts(extents, kernel, dilation, stride)

@@ -161,7 +161,7 @@ def avg_pool2d(
 
     - A single window that covers the feature map uses ``mean_over``. The error bound includes a second rounding.
     - Included padding becomes a PAD with the zero point.
-    - If the divisor is explicit, padding is included and a RESCALE changes the divisor. int8 is averaged with 7 more bits.
+    - If the divisor is explicit, padding is included and a RESCALE changes the divisor. int8 averages have 7 fractional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0

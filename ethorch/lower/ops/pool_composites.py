@@ -70,9 +70,9 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
 )
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide the feature map, None).
+    """out = maximum over windows that divide the feature map. Not decomposed if the indices are used.
 
-    Uniform windows become one pool. Other windows become a maximum for each row, then for each column.
+    Uniform windows become one pool. Other windows become a maximum for each row of windows, then for each column.
     """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
@@ -91,7 +91,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,L], None), pooled as a feature map of height 1."""
+    """out = maximum over windows that divide [N,C,L]. Not decomposed if the indices are used."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
@@ -134,7 +134,7 @@ def avg_pool3d(
 ) -> Any:
     """out = mean over each window of [N,C,D,H,W], pooled over each plane and then over depth.
 
-    The error bound is two roundings.
+    Not decomposed with ``divisor_override``. The error bound covers two roundings.
     """
     if divisor_override is not None:
         return None
@@ -156,7 +156,7 @@ def avg_pool3d(
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = mean over windows that divide [N,C,D,H,W], pooled over slabs of depth and then over each plane.
 
-    The error bound is two roundings.
+    The error bound covers two roundings.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -176,7 +176,10 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,D,H,W], None), pooled over depth, then rows, then columns."""
+    """out = maximum over windows that divide [N,C,D,H,W]. Not decomposed if the indices are used.
+
+    Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
+    """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]

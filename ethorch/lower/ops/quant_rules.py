@@ -9,12 +9,13 @@ from ethorch.lower.builder.window import Window
 
 @dataclass(frozen=True)
 class Layer:
-    """The parameters and channels of a convolution or linear layer.
+    """The arguments and channels of a convolution or linear layer.
 
     Attributes:
-        weight, bias: Indices of the arguments. The lowering quantizes the bias with the product of input and weight scales.
+        weight, bias: Argument positions. The lowering quantizes the bias with the product of input and weight scales.
         weight_axis: Axis of the weight's output channels, or None if they are on two axes.
         output_axis: Negative index of the result's channel axis.
+        groups: Number of groups.
         window: Input window of one result, or None for linear layers and transposed convolutions.
     """
 
@@ -31,17 +32,18 @@ class QuantRule:
     """The quantization rule of an operator.
 
     Attributes:
-        inputs: Whether each float tensor input has separate quantization parameters.
-        only_first: Whether only the first tensor argument is an activation. The other arguments are folded constants.
+        inputs: Whether float tensor inputs are quantized.
+        only_first: Whether only the first tensor argument is quantized. Others are folded constants or indices.
         output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
         keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the parameters of a
             separately quantized input.
+        layer: Weight, bias and channels, or None for other operators.
         joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
         domain: (minimum, maximum) of the first input for which the operator is defined.
-        factors: Positions of the operands of a matrix product.
+        factors: Positions of the two operands of a matrix product, or None.
     """
 
     inputs: bool = True

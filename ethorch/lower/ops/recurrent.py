@@ -29,7 +29,6 @@ def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
 
 
 def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """Compute c' = f * c + i * g and h' = o * tanh(c'), where i, f, o are sigmoids and g is a tanh. A projection multiplies h'."""
     (gates,) = parts
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))

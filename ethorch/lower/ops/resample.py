@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by a matrix (a resized identity) or by selecting rows along each dim."""
+"""Resizing without RESIZE, by multiplying with a matrix (a resized identity) or selecting rows along each dim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) 
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize float32[N, extent] along one axis. PyTorch 2.13's antialiased kernels require an extent of 2 along the others."""
+    """Resize float32[N, extent] to float32[N, size] as ``axis`` of ``dims`` axes."""
+    # PyTorch 2.13's antialiased kernels require an extent of 2 along the other axes.
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
     extents = [size if k == axis else 2 for k in range(dims)]
@@ -90,7 +91,7 @@ _PLANES = [
 
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
 def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution over 4 x 4 neighbors (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], by a matrix along each dim."""
+    """out = cubic convolution over 4 x 4 neighbors (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], using a matrix along each dim."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
 

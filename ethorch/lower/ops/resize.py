@@ -251,9 +251,9 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: Result
 ) -> QTensor:
-    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA RESIZE, CONV2D.
+    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
 
-    The error bound covers products with matrices, which round twice.
+    Rounded once, or twice if computed as products with matrices. The error bound covers this.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)

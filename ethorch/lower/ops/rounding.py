@@ -1,6 +1,7 @@
-"""Rounding to integers and remainders, by a table for int8.
+"""Rounding to integers, and remainders.
 
-int16 uses thresholds between input values if they separate the integers, and tables that represent each jump otherwise.
+int8 uses a table. int16 uses thresholds between input values if they separate the integers. Otherwise, it uses tables that
+represent each jump.
 """
 
 from __future__ import annotations
@@ -79,19 +80,18 @@ def _ceil(half: float, slack: int) -> Threshold:
 
 
 def truncate(half: float, slack: int) -> Threshold:
-    """Move every value towards 0 by up to half an integer."""
+    """Return a Threshold that moves values towards 0 by up to half an integer."""
     return Threshold(0, round(half) - slack)
 
 
 def _nearest(half: float, slack: int) -> Threshold:
-    """Round halves up. ``match_thresholds`` detects differences from PyTorch, which rounds halves to even."""
-    return Threshold(0)
+    return Threshold(0)  # PyTorch rounds halves to even; ``match_thresholds`` detects differences
 
 
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
     """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any result differs from PyTorch.
 
-    A value that is an integer up to float32's rounding is allowed on either side.
+    A value that is an integer within float32 rounding may be rounded to either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step
@@ -216,7 +216,10 @@ def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Insert x - y * (x / y, rounded) for integers of at most 32 bits. ExecuTorch's CPU kernel uses the sign of x instead."""
+    """Insert x - y * (x / y, rounded) for integers of at most 32 bits, or return None.
+
+    For ``floor``, the result of ExecuTorch's CPU kernel has the sign of x instead.
+    """
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None

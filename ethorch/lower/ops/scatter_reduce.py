@@ -63,7 +63,7 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
     """x[index[i, j], j] += source[i, j] for dim 0. Repeated indices accumulate.
 
-    The error bound for int16 includes the rounding of a matrix product.
+    The int16 error bound covers the rounding of a matrix product.
     """
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
@@ -93,8 +93,8 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
     """out = sum, mean or extreme of ``source`` at each position in ``index``, including x if ``include_self``, and x elsewhere.
 
-    A computed index supports only sums with ``include_self``. The error bound for int16 includes the rounding of the product, the
-    sum and the division.
+    A computed index supports only sums with ``include_self``. The int16 error bound covers the rounding of a matrix product, a sum
+    and a division.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))

@@ -1,4 +1,4 @@
-"""Lowerings of where and masked_fill, by SELECT on the U85, and by products with truth values on U55 and U65."""
+"""Lowerings of where and masked_fill, using SELECT on the U85, and products with truth values on U55 and U65."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
-    """Return condition ? x : y, quantized with ``q`` if set, and as integers or truth values of ``dtype`` otherwise."""
+    """Return condition ? x : y, quantized with ``q``, or as integers or truth values of ``dtype`` (default: that of x or y)."""
     condition = b.plain_tensor(condition)
     if q is not None:
         return select_elements(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)

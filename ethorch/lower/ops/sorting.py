@@ -31,7 +31,7 @@ _MOST_COMPARISONS = 1 << 24
 
 
 def comparisons(count: int) -> Iterator[tuple[int, int]]:
-    """Iterate over the compare-exchange pairs that sort ``count`` values: Batcher's merge exchange (Knuth, 5.2.2, algorithm M)."""
+    """Iterate over the compare-exchange pairs that sort ``count`` values, in Batcher's odd-even merge sort."""
     run = 1
     while run < count:
         distance = run
@@ -265,7 +265,7 @@ def searchsorted(
     s: AtenBuilder, boundaries: Node, x: Node, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
 ) -> Any:  # fmt: skip
-    """out = number of boundaries that are less than x (or at most x, if ``right``), by a bucketize, or comparisons and a sum."""
+    """out = number of boundaries that are less than x (or at most x, if ``right``). See ``bucketize``."""
     if sorter is not None:
         return None
     right = right or side == "right"

@@ -4,18 +4,18 @@ Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor`
 
 - Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
 - Inputs and outputs are quantized tensors, plain integers or truth values. The result has the shape ``out.shape`` and the
-  parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
-- If ``out.q`` is not set, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is
-  wrapped afterwards. An operator that requires parameters reads ``out.qparams``, which refuses the node if they are missing.
-- A lowering changes only ``b``. ``Walk`` records origins and checks shapes and parameters.
+  quantization parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
+- If ``out.q`` is None, the result is plain integers or truth values of ``out.dtype``. ``Walk`` wraps INT32 to INT8 or INT16. A
+  lowering that requires quantization parameters reads ``out.qparams``, which raises Unsupported if they are missing.
+- A lowering changes only ``b``. ``Walk`` records origins and checks shapes and quantization parameters.
 - A lowering raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
 
 A lowering of floats (``OpSpec.floats``) reads floats, plain integers and constants. ``out.q`` is ``float_qparams(out.dtype)`` or
-None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` reads floats.
+None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` also lowers floats.
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
 ``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires 1, because PyTorch can round a half in
-the other direction. The docstring must justify a larger bound, e.g. by several roundings, interpolation or jumps.
+the other direction. Several roundings, interpolation and jumps require more.
 """
 
 from __future__ import annotations
@@ -45,26 +45,28 @@ class OpSpec:
     """A PyTorch operator on the NPU.
 
     Attributes:
-        names: ATen names, the canonical name first. In-place forms are found by the name without underscore.
-        kind: ``operator`` has a lowering, ``composite`` is always decomposed, and ``table`` is a lookup table.
+        names: ATen names, the canonical name first. In-place operators are found by the name without underscore.
+        kind: ``operator`` has a lowering, ``composite`` is decomposed, and ``table`` becomes a lookup table.
+        quant: Quantization rule.
         doc: Documentation. The first paragraph describes the result.
         source: File and line of the definition, relative to ``ethorch/``.
-        lower: Lowering, as described above, or None for a composite and for an operator that is always a table.
-        check: Function that returns the reason why TOSA cannot express the arguments, or None if TOSA can.
+        lower: Lowering (see this module), or None for composites and most tables.
+        check: Function that returns the reason why the arguments are not supported, or None.
         floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``, the lowering of floats if ``lower`` does not accept floats.
         decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``, which inserts other operators with the
             AtenBuilder ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
         decomposes_integers: Whether ``decompose`` is also called for integer results.
-        adapters: For each other spelling, a function that converts the arguments to canonical arguments.
-        absorbs: Whether the operator is free after an operator with its own output scale (clamps, no-ops).
+        adapters: For each other ATen name, a function that converts the arguments to canonical arguments.
+        absorbs: Whether the operator, e.g. a clamp, is free after an operator with an observed output.
         pointwise: Whether each output element depends on one element of each input. A chain on one input becomes one TABLE.
         moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
         steps: Whether the function jumps, so that an int16 table must not be interpolated.
-        truths: Whether the operands are truth values.
+        truths: Whether operands are interpreted as truth values.
         int32: Whether the lowering supports int32 activations.
-        needs: TOSA operator that reads a computed index.
-        bound, bound16: Largest difference from fake-quantized PyTorch in int8 and int16, in steps of the output.
+        needs: TOSA operator that a computed index requires, or an empty string.
+        samples: Calls for tests and documentation.
+        bound, bound16: Error bounds in int8 and int16 (see this module), in steps of the output.
     """
 
     names: tuple[str, ...]
@@ -92,7 +94,7 @@ class OpSpec:
 
     @cached_property
     def tensors(self) -> frozenset[int]:
-        """The positions of tensor arguments, including sequences of tensors."""
+        """The positions of arguments that must be tensors or sequences of tensors."""
         if self.lower is None:
             return frozenset()
         parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # without the builder
@@ -112,7 +114,7 @@ class OpSpec:
 
     @property
     def table_dtypes(self) -> tuple[str, ...]:
-        """The TOSA dtypes of an input whose chain can become a TABLE."""
+        """The TOSA dtypes of an input for which a chain with this operator can become a TABLE."""
         if not self.pointwise:
             return ()
         return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
@@ -126,7 +128,7 @@ class OpSpec:
         return self.quant if isinstance(self.quant, QuantRule) else self.quant(node)
 
     def canonical(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert the arguments of spelling ``name`` to canonical arguments."""
+        """Convert the arguments of the ATen operator ``name`` to canonical arguments."""
         adapter = self.adapters.get(name)
         return adapter(*args, **kwargs) if adapter else (args, kwargs)
 
@@ -207,7 +209,7 @@ def composite(
     bound: int = 1,
     bound16: int = 1,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Register a function as the decomposition of ``names``. Arguments are fields of OpSpec."""
+    """Register a function as the decomposition of ``names``. See ``op`` for the arguments."""
 
     def decorate(function: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(

@@ -47,7 +47,6 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 
 def _root(b: Builder, square: Value, unit: float, out: QParams) -> Value:
-    """Return the root of ``square * unit``."""
     mantissas = Mantissas.of(b, square, 4)
     if out.dtype == "INT8":
         root = mantissas.divide(b, b.rescale(mantissas.look_up(b, np.sqrt), 2.0**14, dtype="INT32"))
@@ -85,7 +84,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 over ``dim`` / (N - correction). Sums are exact, and the result is rounded once."""
+    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), computed in int32 and then rounded."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -112,7 +111,7 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``. The sum is exact, and the root is read from tables.
+    """out = root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
 
     The error bound for int16 is larger because the tables have 15 bits.
     """
@@ -178,7 +177,7 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """out = root of the sum of x**2 over ``dim``. The sum is exact, and the root is read from tables.
+    """out = root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
 
     Orders 1 and infinity are decomposed. The error bound for int16 is larger because the tables have 15 bits.
     """
@@ -207,9 +206,9 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """out = sum of x * y over ``dim`` / (norm of x * norm of y), by the mean of a product of two RMS norms.
+    """out = sum of x * y over ``dim`` / (norm of x * norm of y), computed as the mean of a product of two RMS norms.
 
-    The error bound is three roundings.
+    The error bound covers three roundings.
     """
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))

@@ -74,11 +74,14 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
     """Return factor * mean of x over ``dims``, by the first method that applies. Reduced dims have size 1.
 
-    - ``_average_sums``: an int8 map of up to 256 x 256, if the scale of the result differs from that of x. The map must also be
-      large, or the target must prefer AVG_POOL2D and the result must have the finer scale.
-    - AVG_POOL2D: a map, if the result has the scale of x.
-    - AVG_POOL2D and RESCALE, which round twice: an int8 map, if the target prefers AVG_POOL2D.
-    - ``sum_over``, which rounds once: all other tensors.
+    Methods for a feature map of up to 256 x 256:
+
+    - ``_average_sums``: int8, if the quantization parameters of the result and x differ. The map must also be large, or the
+      target must prefer AVG_POOL2D and the result must have the finer scale.
+    - AVG_POOL2D: if the quantization parameters are equal.
+    - AVG_POOL2D and RESCALE, which round twice: int8, if the target prefers AVG_POOL2D.
+
+    Other means use ``sum_over``, which rounds once.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
@@ -153,7 +156,7 @@ def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out:
     """out = mean of x over ``dim``. The sum is exact, and the mean is rounded once.
 
     The mean of a large feature map is first rounded to an eighth of a step. The error bound covers targets that prefer AVG_POOL2D,
-    which first round the mean of a small feature map to the step of x, unless that step is coarser.
+    which first round the mean of a small feature map to the step of x, unless the output step is finer.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
 

@@ -30,8 +30,10 @@ class Filters:
 
     Attributes:
         codes: Integer (int8) or float weights, in the order of axes that each method documents.
+        zero_point: Zero point of the weights.
         bias: Real values, one for each output channel.
         scales: Real value of an accumulator unit for each output channel.
+        input: Quantization parameters of the input.
     """
 
     codes: npt.NDArray[Any]
@@ -122,7 +124,7 @@ class Filters:
 
 
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
-    """Return round(bias / scale[o]) as int32[O], as int48[O] for int16 activations, or as floats.
+    """Return round(bias / scale[o]) as int32[O], as int48[O] for int16 activations, or ``bias`` for floats.
 
     int32 saturates at 32 bits, and int48 at 40 bits, the limit of the NPU (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
