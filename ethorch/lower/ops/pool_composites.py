@@ -22,6 +22,10 @@ def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -
     return values * count if len(values) == 1 else values
 
 
+def _uses_indices(node: Node) -> bool:
+    return any(user.args[1] == 1 and user.users for user in node.users)
+
+
 @composite(
     "aten.max_pool1d.default",
     also={"aten.max_pool1d_with_indices.default": lambda *args: (args, {})},
@@ -30,12 +34,15 @@ def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -
 def max_pool1d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1."""
+    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1. Not decomposed if the indices are used."""
+    has_indices = s.node.target is not aten.max_pool1d.default
+    if has_indices and _uses_indices(s.node):
+        return None
     (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
     (t,) = _each(stride, 1, [k])
     y = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
     y = s(aten.squeeze.dim, y, -2)
-    return [y, None] if s.node.target is not aten.max_pool1d.default else y
+    return [y, None] if has_indices else y
 
 
 @composite("aten.avg_pool1d.default", samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], True, False)])
@@ -74,7 +81,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
     Uniform windows become one pool. Other windows become a maximum for each row of windows, then for each column.
     """
-    if any(user.args[1] == 1 and user.users for user in s.node.users):
+    if _uses_indices(s.node):
         return None
     extents, sizes = shape_of(x)[-2:], [e if n is None else n for n, e in zip(_each(size, 2), shape_of(x)[-2:], strict=True)]
     alike = [adaptive_windows(extent, count) for extent, count in zip(extents, sizes, strict=True)]
@@ -92,7 +99,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = maximum over windows that divide [N,C,L]. Not decomposed if the indices are used."""
-    if any(user.args[1] == 1 and user.users for user in s.node.users):
+    if _uses_indices(s.node):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
     return [s(aten.squeeze.dim, y, -2), None]
@@ -106,7 +113,10 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W], pooled over each plane and then over depth."""
+    """out = maximum over each window of [N,C,D,H,W], over each plane and then over depth. Not decomposed if indices are used."""
+    has_indices = s.node.target is not aten.max_pool3d.default
+    if has_indices and _uses_indices(s.node):
+        return None
     k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
     t = _each(stride, 3, k)
     planes, shape = _planes(s, x)
@@ -114,7 +124,7 @@ def max_pool3d(
     columns, area = _columns(s, flat, shape)
     y = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
     y = s(aten.reshape.default, y, [*shape[:-3], shape_of(y)[-2], *area])
-    return y if s.node.target is aten.max_pool3d.default else [y, None]
+    return [y, None] if has_indices else y
 
 
 @composite(
@@ -180,7 +190,7 @@ def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
     Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
     """
-    if any(user.args[1] == 1 and user.users for user in s.node.users):
+    if _uses_indices(s.node):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
