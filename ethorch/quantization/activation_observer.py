@@ -30,20 +30,20 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     Args:
         method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax``, ``moving_average``
             (average of the extremes of each input), or ``percentile``.
-        percentile: Percentage of values inside the range.
+        percentile: Percentage of values inside the range, above 50 and at most 100.
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. If the observed range is smaller, it is used
-            instead, which gains up to 6 dB, e.g. for attention over hundreds of tokens.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range is used instead, which
+            gains up to 6 dB, e.g. for attention over hundreds of tokens.
 
     Attributes:
         name: FX node of the value, for messages.
         domain: Domain of the operator that reads the value, e.g. -1..1 for asin, which limits the range.
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
-        center: Zero point to use if the step grows at most by a factor, and this factor, or None.
-        sums: Observers of sums that read this input. Used if ``may_mask``.
+        center: (zero point, factor), or None. The zero point is used if the quantization step grows at most by the factor.
+        sums: Observers of the sums to which this input is added. Used if ``masked``.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether to record statistics of a program input.
         seen: Observations. They are not buffers, because assigning to a module's attribute is slow.
@@ -226,7 +226,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range is empty or covers ``limits`` (only the larger limit if the range is symmetric)."""
+        """Return True if the observed range covers ``limits`` (only the larger if symmetric), or if only zeros were observed."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0

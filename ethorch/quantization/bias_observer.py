@@ -36,13 +36,13 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         return x
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scales, zero points). A scale is input scale x weight scale, and the zero points are 0."""
+        """Return (scales, zero points). Each scale is input scale x weight scale, and each zero point is 0."""
         weight, source = self._scales
         scale = weight.calculate_qparams()[0].double() * float(source.calculate_qparams()[0])
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     def convert(self, model: GraphModule, node: Node) -> None:
-        """Replace ``node``, which calls this observer, with the rounded bias. Called by ``convert_pt2e``."""
+        """Replace ``node``, which calls this observer, with the bias, rounded if it is constant. Called by ``convert_pt2e``."""
         (source,) = node.all_input_nodes
         bias = tensor_of(model, source)
         if bias is None or not self._scales:

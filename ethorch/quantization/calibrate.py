@@ -31,7 +31,7 @@ Session = Sequence[tuple[str, Inputs]]
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Quantize a model by calibration. Buffers that it writes are copied first.
+    """Quantize a model by calibration. The result has copies of the buffers that the model writes.
 
     Args:
         model: Float model. A quantized model is returned unchanged.
@@ -63,14 +63,14 @@ def quantize_methods(
     the buffers.
 
     Args:
-        sessions: Calibration calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
-            calibration samples of a single model, or to the example inputs of several models.
+        sessions: Sequences of calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
+            calibration samples of a single model, or otherwise to example inputs.
         alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
         operators: Configs of operators by FX name. Models without the operator ignore the config.
 
     Raises:
         SpecError: No model contains an operator named in ``operators``.
-        EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
+        EthorchError: A session calls an unknown model, shapes differ from the example inputs, or no session calls a model.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):

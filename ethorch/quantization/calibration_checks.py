@@ -27,7 +27,7 @@ _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
 
 @contextmanager
 def mute_sample_warnings() -> Iterator[None]:
-    """Return a context manager that mutes warnings about samples that were checked before."""
+    """Mute warnings about samples that were checked before."""
     token = _MUTED.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """The rank and batch size of a tensor, and the largest correlation of neighbors along an axis (None for small tensors)."""
+    """The rank and batch size of a tensor, and the largest correlation of neighbors on an axis (None if small or constant)."""
 
     rank: int
     batch: int

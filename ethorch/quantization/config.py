@@ -93,14 +93,14 @@ def get_symmetric_quantization_config(
 
     Args:
         is_per_channel: Whether each output channel has its own weight scale.
-        is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``, which average ranges over training steps.
+        is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``, which average activation ranges over steps.
         is_dynamic: Whether activation ranges are computed at run time, on the CPU.
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
         eps: Minimum scale.
         calibration: See :class:`ethorch.quantization.activation_observer.ActivationObserver`.
         weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Defaults to ``mse`` for up to four bits,
             and to ``max`` otherwise.
-        percentile: Percentage of values inside the range, for ``calibration="percentile"``.
+        percentile: Percentage of values inside the range (above 50, at most 100), for ``calibration="percentile"``.
         averaging_constant: Weight of the newest input, for ``calibration="moving_average"`` and QAT.
 
     Raises:
@@ -139,8 +139,8 @@ def get_symmetric_a16w8_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
 
-    Compared with int8, the SQNR rises by 5 to 25 dB, and cycles by a factor of two to four, or up to 16 for attention on U55. See
-    :func:`get_symmetric_quantization_config`.
+    Compared with int8, the SQNR rises by 5 to 25 dB, and the cycles multiply by two to four, or by up to 16 for attention on U55.
+    See :func:`get_symmetric_quantization_config`.
 
     Args:
         epsilon: Alias of ``eps``, for scripts written for ExecuTorch's Arm backend.

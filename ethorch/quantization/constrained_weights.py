@@ -1,7 +1,7 @@
 """Constrain weights to few values or to zeros, in training and in the quantized model.
 
 ``ethorch.tuning.compress.constrain`` inserts ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and the largest
-magnitude of each output channel is 127, so quantization computes the same values.
+magnitude of each output channel is 127, so quantization preserves the constrained values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> 
     """Return the weight with masked elements set to zero and all others rounded to levels. Rounding does not change the gradient.
 
     Args:
-        mask: Bool tensor of the same shape. False sets an element to zero.
+        mask: Bool tensor with the weight's shape. False sets an element to zero.
         table: int64[255], the levels for -127..127, or an empty tensor to disable rounding.
         axis: Output channel axis. The largest magnitude of each channel maps to 127.
     """

@@ -298,10 +298,10 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
     """Run each branch that no sample reached, outer branches first.
 
-    Branches of ``cond`` replace the other branch. The body of a loop runs once, on the operands of the condition.
+    A branch of ``cond`` runs in place of the other branch. A loop body runs once, on the operands of the condition.
 
     Raises:
-        QuantizationError: No sample reached the control-flow operator.
+        QuantizationError: No sample reached a control-flow operator.
     """
     unreached, unseen = list[str](), list[str]()
     for branch in branches:

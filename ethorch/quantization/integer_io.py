@@ -1,7 +1,7 @@
 """Give programs int8, uint8 or int16 inputs and outputs, so that firmware needs neither float buffers nor conversions.
 
 The quantization parameters become constant methods of the .pte, with the names that ExecuTorch's passes use: ``input0_scale``,
-``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
+``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``, and likewise ``output0_...``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: An input or output has another quantized type, or is also used in float.
+        QuantizationError: A float input or output is used in float, or is quantized differently or to another type.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)

@@ -14,7 +14,7 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that no other operator reads.
+    """Share the observer of each concatenation with the inputs that no other operator reads, or that all come from one tensor.
 
     A group contains nodes whose results are observed, and edges (argument, reader) from unquantized program inputs or constants.
     All members share the observer of the first member.

@@ -70,7 +70,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
 
 
 def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning, written: WrittenWeights) -> None:
-    """Set the zero point of operands of int8 products that the NPU converts to weights."""
+    """Set the zero point of the operand of each int8 matrix product that the NPU converts to weights."""
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         factors = None if spec is None else spec.rule(node).factors

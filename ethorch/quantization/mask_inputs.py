@@ -1,7 +1,7 @@
 """Detect additive masks that are passed as float inputs.
 
 Such an input mixes masking values, such as -inf, with ordinary biases. Only calibration distinguishes masks from other addends.
-The range of the sum is extended so that the lowest integer value of a mask moves every score below all others.
+The ranges of the mask and the sum are extended so that the mask's lowest integer value moves any score below all unmasked scores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection in the observers of float inputs that are added to softmax scores, and in the observers of the sums."""
+    """Enable mask detection in observers of softmax inputs, of program inputs that are added to them, and of the sums."""
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:
             scores = find_leader(observers.get((node.args[0], node)))
@@ -67,7 +67,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: float = ROOM_INT8) -> tuple[torch.Tensor, ...]:
-    """Replace masked scores in the input of a fake-quantize module with the lowest other score minus ``depth``."""
+    """Replace masked scores in the input of a fake-quantize module with the lowest unmasked score minus ``depth``."""
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs

@@ -73,7 +73,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator without a more specific setting. In all setters, the config None leaves operators in float."""
+        """Quantize every operator without a more specific setting. Except in ``set_io``, None leaves operators in float."""
         self.settings.everything = quantization_config
         return self
 
@@ -125,12 +125,12 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             model: Module from ``torch.export.export(...).module()``.
-            calibration_samples: Argument tuples, at least one for each branch.
+            calibration_samples: Argument tuples that together reach each branch. Other branches are run too, with a warning.
             is_qat: Whether to prepare with ``prepare_qat_pt2e``.
             fold_quantize: See ``convert_pt2e``.
 
         Raises:
-            QuantizationError: ``calibration_samples`` is empty, or no sample reached a branch.
+            QuantizationError: ``calibration_samples`` is empty, or no sample reached a control-flow operator.
         """
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 

@@ -75,6 +75,7 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
 
     Args:
         seen: Observations with a positive reach and nonzero elements.
+        counts: Histogram over -reach..reach.
         levels: Difference between the highest and the lowest integer value.
         symmetric: Whether the range is -x..x.
     """

@@ -40,7 +40,7 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return the names under which ``module``, or the module that it wraps as ``module``, contains a submodule."""
+    """Return those of ``name`` and ``module.<name>`` (for a wrapped model) that are submodules of ``module``."""
     names = {submodule for submodule, _ in module.named_modules()}
     return [submodule for submodule in (name, f"module.{name}") if submodule in names]
 

@@ -31,7 +31,7 @@ class NodeFinder(Protocol):
 
 @dataclass
 class Settings:
-    """The configs from the quantizer's setters. See ``of`` for their precedence."""
+    """The configs from the quantizer's setters. See ``TOSAQuantizer`` for their precedence."""
 
     everything: Config = None
     names: dict[str, Config] = field(default_factory=dict)

@@ -34,7 +34,10 @@ def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str
 
 
 def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
-    """Replace written buffers with shared copies, because torch.export and ``convert_pt2e`` reuse the user's tensors."""
+    """Replace written buffers with shared copies, because torch.export and ``convert_pt2e`` reuse the user's tensors.
+
+    Record the initial values in ``module.meta`` for ``start_from_initial_state``.
+    """
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}
     for module in modules.values():
@@ -49,7 +52,7 @@ def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
 
 @contextmanager
 def start_from_initial_state(module: nn.Module) -> Iterator[None]:
-    """Set the buffers of a quantized model to their initial values inside the context."""
+    """Set the buffers of a quantized model to their initial values inside the context, and restore them afterwards."""
     with preserve_buffers(module.buffers()):
         for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
             module.get_buffer(name).copy_(contents)

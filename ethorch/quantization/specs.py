@@ -1,4 +1,4 @@
-"""torchao specs with fixed ranges or a different channel axis."""
+"""Create and check torchao specs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no 
 
 
 def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """Return the spec of an output whose real range is fixed, or limited if the observer is an ``ActivationObserver``.
+    """Return the spec of an output with a known range: an ``ActivationObserver`` limited to the range, or fixed parameters.
 
     Args:
         like: Spec of other outputs. Integer limits default to the limits of its dtype.
@@ -92,7 +92,7 @@ def on_axis(spec: QuantizationSpec, axis: int) -> QuantizationSpec:
 
 
 def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
-    """Return the dtype of a spec, resolving shared specs."""
+    """Return the dtype of a spec, resolving shared specs, or None if it has none."""
     for _ in range(10_000):
         if not isinstance(qspec, SharedQuantizationSpec):
             return getattr(qspec, "dtype", None)

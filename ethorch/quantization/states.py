@@ -26,7 +26,7 @@ Place = Node | tuple[Node, Node]
 
 
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
-    """Share one observer between the readers of each written buffer, the written value, and values with elements of the buffer.
+    """Share one observer between the readers of a written buffer, the written value, and the intermediate values between them.
 
     A buffer is skipped if dtypes differ or the written value is not quantized. A program input that is written unmodified is
     quantized like the buffer.

@@ -24,7 +24,7 @@ _BIAS_BITS = {
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """Return the scale with the least squared error for each row, selected from ``tried`` multiples 0.3..1 of ``scales``."""
+    """Return the scale with the least squared error for each row, selected from ``tried`` multiples (0.3 to 1) of ``scales``."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor
@@ -37,7 +37,7 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A weight observer with one scale per output channel.
 
-    If the bias of a channel exceeds the accumulator, the scale of the channel is increased, with a warning.
+    If the bias of a channel exceeds half the accumulator's range, the scale of the channel is increased, with a warning.
 
     Args:
         method: ``max`` (largest magnitude) or ``mse`` (least squared error).
@@ -99,13 +99,13 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return self.fit_bias(scale), zero
 
     def least_squares(self, scale: Tensor) -> Tensor:
-        """Return the scale with the least squared error for each channel, selected from 71 multiples 0.3..1 of ``scale``."""
+        """Return the scale with the least squared error for each channel, selected from 71 multiples (0.3 to 1) of ``scale``."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
 
     def fit_bias(self, scale: Tensor) -> Tensor:
-        """Increase scales until bias / (input scale x weight scale) fits the accumulator."""
+        """Increase scales until bias / (input scale x weight scale) fits half the accumulator's range."""
         needed = torch.zeros_like(scale)
         for bias, (observer,) in self.uses:
             limit = float(1 << _BIAS_BITS.get(observer.dtype, 30))

@@ -1,4 +1,4 @@
-"""Replace complex tensors with pairs of real tensors, and Fourier transforms with products with constant matrices.
+"""Replace complex tensors with pairs of real tensors, and Fourier transforms with constant matrix products.
 
 The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, rotary embeddings with
 ``view_as_complex``, ``torch.stft``, FNet and GFNet are fully delegated.
@@ -36,7 +36,7 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors, or none if an operator has no rule. Requires functional operators and folded constants."""
+    """Replace all complex tensors, or none if an operator is excluded or has no rule. Requires functionalize and fold_constants."""
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
     if not touched or any(rule_of(node) is None or context.is_excluded(node) for node in touched):
@@ -162,7 +162,7 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 
 
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
-    """Return the cosine and sine matrices [outputs, size] of a transform of length n."""
+    """Return the cosine and sine matrices [outputs, size] of a DFT of length n."""
     # Columns from n on are 0. ``norm`` is the argument of torch.fft.
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))

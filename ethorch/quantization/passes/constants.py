@@ -93,7 +93,7 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast integers that an elementwise operator combines with floats, so that they are quantized.
+    """Cast integers that an elementwise operator or ``cat`` combines with floats, so that they are quantized.
 
     Casts apply to int64, and to other integer types if the operator reads only constants besides the integers. Python integers
     become floats, because ExecuTorch would create int64 tensors and cast them in every call.

@@ -1,8 +1,8 @@
 """Compute mixtures of experts without sorting.
 
 transformers sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the order. Neither
-the NPU nor ExecuTorch has kernels for these operators. This pass pads each row with zeros to the position of the
-row's expert, and emits one linear layer with the matrices of all experts.
+the NPU nor ExecuTorch has kernels for these operators. This pass copies each row to its expert's position in a
+longer row of zeros, and emits one linear layer with the matrices of all experts.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
     Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of a written buffer read a ``clone``.
 
     Raises:
-        QuantizationError: An in-place operator has no functional form, or writes through a view that cannot be inverted.
+        QuantizationError: An in-place operator has no functional form, writes to an argument other than the first, or writes
+            through a view that cannot be inverted.
     """
     for _, child in list(graph_module.named_children()):
         if isinstance(child, GraphModule) and not str(type(child).__name__).startswith("GuardsFn"):

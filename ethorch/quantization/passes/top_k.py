@@ -1,6 +1,6 @@
-"""Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
+"""Replace ``torch.topk`` with repeated ``amax`` and ``argmax`` if k is at most 8.
 
-Reads and writes at the indices, as in a router of experts, use one-hot masks instead. The first of several equal values is chosen,
+Reads and writes at the indices, as in a router of experts, use one-hot masks. The first of several equal values is chosen,
 whereas PyTorch does not define the choice. Because quantization makes more values equal, experts with similar scores may be
 swapped.
 """
@@ -26,7 +26,7 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
     """Decompose each ``torch.topk`` that has a small k and whose indices are used only along its dim.
 
-    If the indices of one of them are used, those with unused indices are decomposed, too, because they select groups of experts.
+    A ``topk`` with unused indices, e.g. to select groups of experts, is decomposed only if another ``topk`` has used indices.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -37,7 +37,7 @@ def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_few(node: Node) -> bool:
-    """Return True if the node is a float ``topk`` with small k that returns the largest values along the last dim."""
+    """Return True if the node is a float ``topk`` with k of at most 8 that returns the largest values along the last dim."""
     if op_name(node.target) != "aten.topk.default":
         return False
     x, k, dim, largest, _ = arguments(node)[0]
