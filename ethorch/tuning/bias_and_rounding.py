@@ -29,7 +29,7 @@ _ROWS = 4096  # approximate number of input rows from which the second moments o
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that the mean of each output channel of a quantized layer equals the mean in float.
+    """Correct biases so that the mean of each output channel of a quantized layer approaches the mean in float.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
@@ -181,7 +181,7 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean m of each column of float[samples, channels], multiplied by 1 - s^2 / m^2, where s is the standard error."""
+    """Return the mean m of each column of float[samples, channels], times max(0, 1 - s^2 / m^2) for the standard error s."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

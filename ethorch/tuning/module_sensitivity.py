@@ -96,7 +96,7 @@ class Sensitivity:
         return asdict(self)
 
     def plot(self, path: str | Path) -> None:
-        """Save a bar chart of the gain per module. Requires matplotlib."""
+        """Save a bar chart of the 40 largest gains. Requires matplotlib."""
         from matplotlib.figure import Figure
 
         rows = self.rows[:40][::-1]
@@ -130,7 +130,7 @@ def sensitivity(
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
             better. Defaults to ``ethorch.sqnr_db``.
-        config: Scheme of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
+        config: Config of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
         judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU with float operators on the CPU.
         progress: Called as ``progress(finished, total, module)``.

@@ -144,17 +144,17 @@ def mixed_precision(
 ) -> MixedPrecision:
     """Raise the precision of the most sensitive modules until the accuracy reaches a target.
 
-    The result is the first step that reaches the target. If no step reaches the target, the result is the step with the best metric
-    within the limit, and a warning is issued.
+    The result is the first step that reaches the target, or otherwise the step with the best metric within the limit. A missed
+    target or limit causes a warning.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
         spec: Compile spec, used to compile each step and measure its cost.
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
-        max_cycles: Maximum of Vela's estimate. Modules that would exceed the maximum are skipped.
+        max_cycles: Maximum of Vela's cycle estimate. Modules that would exceed the maximum are skipped.
         metric: Metric to use instead of SQNR, also for ``target_sqnr_db``. See ``ethorch.tuning.sensitivity``.
-        base: Scheme of the other modules. Defaults to int8 with per-channel weights.
+        base: Config of the other modules. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
         judge: See ``ethorch.tuning.sensitivity``. The order of the modules is always measured with ``"quantized"``.

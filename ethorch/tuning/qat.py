@@ -34,12 +34,14 @@ def prepare_qat(
     target: str | None = None,
     settings: Settings | None = None,
 ) -> GraphModule:
-    """Return a trainable copy of the model that rounds as the NPU does.
+    """Return a trainable graph of the model that rounds as the NPU does.
 
-    Train the copy like the float model, with a smaller learning rate. Call ``freeze_qat`` before the last epochs, then
-    ``convert_qat``. Constraints of ``ethorch.tuning.compress.constrain`` remain in effect.
+    Train the graph like the float model, with a smaller learning rate. Training changes the model too, because the graph shares its
+    parameters and buffers. Call ``freeze_qat`` before the last epochs, then ``convert_qat``. Constraints of
+    ``ethorch.tuning.compress.constrain`` remain in effect.
 
     Args:
+        model: Float model, which is set to training mode.
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
         settings: All settings. ``scheme`` and ``target`` take precedence.

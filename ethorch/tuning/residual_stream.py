@@ -86,7 +86,6 @@ class Stream:
         self.refused = self.refused or why
 
     def merge(self, stream: Stream) -> None:
-        """Merge another stream into this one."""
         self.tables += stream.tables
         self.writers += stream.writers
         self.norms += stream.norms

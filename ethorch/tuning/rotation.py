@@ -1,4 +1,4 @@
-"""Spread outliers of the residual stream over all channels by an orthogonal matrix that is folded into parameters.
+"""Spread outliers of the residual stream over all channels, using an orthogonal matrix that is folded into parameters.
 
 Trained transformers have a few channels with large values, which reduce the resolution of the other channels. A random rotation
 spreads these values (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to the rotation, and layers that write to or
@@ -30,7 +30,7 @@ class Rotated:
 
     Attributes:
         parameters: Names of the changed parameters.
-        untied: Last-layer weights that no longer share memory with the embedding, because a norm was folded into them.
+        untied: Names of last-layer weights that no longer share memory with the embedding, because a norm was folded into them.
         refused: Reasons why streams were not rotated.
     """
 
@@ -54,6 +54,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     Args:
         model: Module in evaluation mode, or a mapping from names to models that share modules.
         example_inputs: Inputs of the model, or a mapping from model names to inputs.
+        seed: Seed of the random matrix.
 
     Raises:
         EthorchError: A model has no example inputs.

@@ -2,7 +2,7 @@
 
 Channels with large values are divided in a norm and multiplied in the layers that read them. The factors are folded into
 parameters, so neither the model's function nor its cost changes (SmoothQuant, Xiao et al. 2022). For each activation, the strength
-with the least error of the layers is selected (AWQ, Lin et al. 2023).
+that minimizes the error of the layers is selected (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Smoothed:
     """An activation whose factors were folded into parameters.
 
     Attributes:
-        source: Parameter that was divided.
-        readers: Weights that were multiplied.
+        source: Name of the first parameter that was divided.
+        readers: Names of weights that were multiplied.
         strength: Exponent of the activation ranges.
         gain_db: Improvement of the layers' quantized outputs on the samples, in dB.
     """

@@ -48,7 +48,7 @@ class Parameter:
         return weight if self.axis else weight.t()
 
     def spread(self, factors: Tensor) -> Tensor:
-        """Reshape channel factors to broadcast against the parameter."""
+        """Reshape channel factors for broadcasting with the parameter."""
         shape = [1] * self.tensor.dim()
         shape[self.axis] = -1
         return factors.to(self.tensor.dtype).reshape(shape)
@@ -166,7 +166,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return the parameter with one axis from which a node is computed by casts and added constants, or None."""
+        """Return the 1D parameter from which only casts and added constants compute ``node``, or None."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)

@@ -1,4 +1,4 @@
-"""Compress weights by few values, zeros and 2:4 sparsity, planned with costs from Vela's encoder."""
+"""Compress weights to few values, zeros or 2:4 sparsity, based on costs from Vela's encoder."""
 
 from ethorch.tuning.compress.apply import apply, everywhere, weights
 from ethorch.tuning.compress.constrain import Constraint, constrain

@@ -32,7 +32,7 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
 
     Args:
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
-        recipes: Mapping from weight names as in ``weights`` to recipes, e.g. ``"16-values"``. See ``Plan.recipes``.
+        recipes: Mapping from names in ``weights(quantized)`` to recipes, e.g. ``"16-values"``. See ``Plan.recipes``.
         samples: A few dozen input tuples, all held in memory.
         bias: Whether to add the mean error of a layer's output to its bias.
 

@@ -48,7 +48,7 @@ class Price:
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
-    """Return choices by falling price and growing noise, starting with the unchanged program.
+    """Return choices with falling prices and growing noise, starting with the unchanged program.
 
     Each step changes the recipe with the largest savings per added noise. Prices and noise are additive, so the noise of each
     choice is minimal for its price, up to one step.

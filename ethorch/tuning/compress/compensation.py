@@ -29,7 +29,7 @@ class Problem:
     Attributes:
         codes: Quantized weight, int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the sum of x x^T over the inputs x. If None, each element is rounded independently.
+        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over layers. None rounds elements independently.
         channels: Number of input channels. K is channels x kernel elements, channels outermost.
     """
 

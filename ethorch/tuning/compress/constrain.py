@@ -24,7 +24,7 @@ class Constraint(nn.Module):
     """A parametrization that applies a recipe to a weight. The positions of zeros and the levels are chosen once.
 
     Args:
-        recipe: Recipe. ``one_scale`` is ignored here, because the quantizer applies it.
+        recipe: Recipe. ``one_scale`` is ignored.
         axis: Output channel axis.
     """
 
@@ -53,7 +53,7 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
-    "weight")``. ``one-scale`` is not enforced during training. Call ``apply`` afterwards, which preserves weights that already
+    "weight")``. ``one-scale`` is not enforced. For ``one-scale``, call ``apply`` afterwards, which preserves weights that already
     follow their recipes.
 
     Args:

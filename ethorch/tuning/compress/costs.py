@@ -37,6 +37,7 @@ class Costs:
         cycles: Total cycles of all delegates.
         flash_bytes: Size of the .pte.
         weight_bytes: Encoded bytes of weights and scales.
+        weights: Cost of each weight.
     """
 
     cycles: int

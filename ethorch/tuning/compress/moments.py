@@ -63,7 +63,7 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def remove_rounding(graph: GraphModule) -> GraphModule:
-    """Return a copy of the graph that computes activations in float, so that small errors are not lost by rounding."""
+    """Return a copy of the graph that computes activations in float, so that rounding does not hide small errors."""
     unrounded = copy.deepcopy(graph)
     for node in list(unrounded.graph.nodes):
         source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None

@@ -70,7 +70,7 @@ def plan(
 
     Raises:
         QuantizationError: No limit is set, a recipe is invalid, ``samples`` is empty, or the model has no quantized weights.
-        EthorchError: A weight in ``leave_out`` does not exist.
+        EthorchError: A weight in ``leave_out`` does not exist, or ``objective`` is unknown.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
         raise QuantizationError(

@@ -65,9 +65,9 @@ class Plan:
     Attributes:
         layers: Plans for the weights, in execution order.
         cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
-        flash_bytes, flash_bytes_before: Size of the .pte.
-        sqnr_db, sqnr_db_before: SQNR on the samples, relative to ``model``. Training, or bias correction in ``apply``, can improve
-            the SQNR.
+        flash_bytes, flash_bytes_before: Size of the .pte in bytes.
+        sqnr_db, sqnr_db_before: SQNR on the samples, relative to the model passed to ``plan``. Training, or bias correction in
+            ``apply``, can improve the SQNR.
         reached: Whether the plan meets the limits.
         vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
         quantized: Quantized model without compression, for ``apply``.
