@@ -14,7 +14,7 @@ from ethorch.formats.pte_types import Method
 
 
 def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
-    """Return inputs for a method: normally distributed floats and uniformly distributed integers."""
+    """Return random inputs for a method: normally distributed floats, any 8- or 16-bit integers, and 0 or 1 for other integers."""
     generator = np.random.default_rng(seed)
     inputs: list[Any] = []
     for index in method.inputs:
@@ -43,7 +43,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Return the dtype, shape, range and first values as a dict of JSON-compatible values."""
+    """Return a JSON-compatible dict of dtype, shape, text (up to eight values) and, for real arrays, minimum and maximum."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

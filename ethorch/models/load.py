@@ -107,7 +107,7 @@ class UserMethods:
 
     Attributes:
         models: Models by method name. Shared tensors are the same objects. The ``calibration`` of the models is not used.
-        sessions: Calibration calls (name, inputs) in order. Each session starts with the initial values of the buffers.
+        sessions: Sequences of calibration calls (name, inputs). Each session starts with the initial values of the buffers.
         alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
         paddings: Axes along which inputs of alternatives may be padded.
     """
@@ -189,8 +189,8 @@ def load_model(reference: str) -> UserModel | UserMethods:
     """Load a model, or several methods, by name.
 
     - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function without arguments, or a variable. Its value is
-      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module. The
-      inputs of a module are its attribute ``example_inputs`` or ``example_input_array``, or a variable in ``INPUT_NAMES``. For
+      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module. A
+      module's inputs are its attribute ``example_inputs`` or ``example_input_array``, or a variable named in ``INPUT_NAMES``. For
       several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions of (method, inputs).
     - ``FILE.py``: File for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: Program written by ``torch.export.save`` with example inputs.

@@ -58,7 +58,7 @@ class Samples:
 
 
 def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit: int | None = None) -> Samples:
-    """Return at most ``limit`` transformed samples, for ``calibration`` and ``data``.
+    """Return at most ``limit`` transformed samples, for arguments such as ``calibration`` and ``data``.
 
     ::
 

@@ -15,10 +15,10 @@ class Normalize:
     """A transform that computes (x - mean) / std per channel of float32 [C, H, W] or [N, C, H, W]. Labels are unchanged.
 
     Args:
-        mean, std: One number for each channel, or one number for all channels.
+        mean, std: Lists of one number per channel, or of one number for all channels.
 
     Raises:
-        SpecError: A std is not positive, or the lengths of ``mean`` and ``std`` differ.
+        SpecError: A std is not positive, or the lengths of ``mean`` and ``std`` differ or are 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):

@@ -121,7 +121,7 @@ def _parse_file(path: Path) -> ast.Module:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of functions and variables in a Python file, without running the file."""
+    """Return the public names of functions and variables in a Python file, without running the file."""
     tree = _parse_file(path)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
