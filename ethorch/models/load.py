@@ -158,11 +158,9 @@ class KeywordInputs(nn.Module):
         self.training = module.training
 
     def values(self, keywords: Mapping[str, Any]) -> Inputs:
-        """Return the keyword arguments as inputs."""
         return tuple(keywords[name] for name in self.names)
 
     def forward(self, *inputs: Any) -> Any:
-        """Call the module."""
         named = dict(zip(self.names, inputs[self.arguments :], strict=True))
         return self.module(*inputs[: self.arguments], **named, **self.constants)
 

@@ -30,7 +30,6 @@ def is_dynamic(node: Node) -> bool:
 
 
 def has_open_size(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor has a dynamic dim."""
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 

@@ -31,7 +31,7 @@ def read(path: Path, shapes: Shapes) -> Any:
         shapes: Shapes of the model's inputs.
 
     Raises:
-        EthorchError: The suffix is unknown, a package is missing, or the file does not have the format of its suffix.
+        EthorchError: The suffix is unknown, a package is missing, or the file is malformed.
     """
     reader = FORMATS.get(path.suffix.lower())
     if reader is None:

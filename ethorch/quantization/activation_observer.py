@@ -46,7 +46,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         sums: Observers of the sums to which this input is added. Used if ``masked``.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether to record statistics of a program input.
-        seen: Observations. They are not buffers, because assigning to a module's attribute is slow.
+        seen: Observations.
     """
 
     min_val: Tensor
@@ -89,7 +89,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self._sums: list[ActivationObserver] = []
         self.is_input = False
         self.statistics: list[InputStatistics] = []
-        self.seen = Observations()
+        self.seen = Observations()  # not buffers, because assigning to a module's attribute is slow
         self._qparams: tuple[Tensor, Tensor] | None = None
         self.follow(None)
 
@@ -295,7 +295,6 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
     @property
     def leader(self) -> ActivationObserver | Follower:
-        """The observer that provides the quantization parameters."""
         return self._leaders[0]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class InputStatistics:
 
     @staticmethod
     def of(x: Tensor) -> InputStatistics:
-        """Compute the statistics of one tensor."""
         values = x.detach().float()
         axes = [axis for axis in range(1 if x.dim() > 1 else 0, x.dim()) if x.shape[axis] >= _LEAST_EXTENT]
         correlations = [_correlate(values.movedim(axis, -1)) for axis in axes] if x.numel() >= _ENOUGH else []
@@ -107,11 +106,7 @@ class ShapeCheck(nn.Module):
         self.expected = list(expected)
 
     def forward(self, *tensors: Tensor) -> None:
-        """Compare the shapes of the inputs with the expected shapes.
-
-        Raises:
-            QuantizationError: A shape differs.
-        """
+        """Raise QuantizationError if the shape of an input differs."""
         for (name, sizes), x in zip(self.expected, tensors, strict=True):
             if len(sizes) != x.dim() or any(size not in (None, extent) for size, extent in zip(sizes, x.shape, strict=True)):
                 shape = ", ".join("any" if size is None else str(size) for size in sizes)

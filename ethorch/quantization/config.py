@@ -220,7 +220,7 @@ def _check_range(name: str, low: int, high: int, bits: int) -> None:
 
 @functools.cache
 def _make_factory(kind: Any, /, **arguments: Any) -> Any:
-    """Return ``kind.with_args(**arguments)``, cached so that equal configs compare equal."""
+    """Cache ``kind.with_args(**arguments)``, so that equal configs compare equal."""
     return kind.with_args(**arguments)
 
 

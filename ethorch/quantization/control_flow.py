@@ -246,8 +246,6 @@ def _stub(prepared: GraphModule) -> GraphModule:
 
 @dataclass
 class _ObservedBranch:
-    """A branch of a control-flow operator during calibration."""
-
     part: Subgraph  # position of the branch in the operator
     owner: GraphModule
     graph: GraphModule

@@ -95,7 +95,7 @@ def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
 def _check_type(actual: Any, expected: torch.dtype, label: str) -> None:
     if actual != expected:
         raise QuantizationError(
-            "io.type", f"{label}: expected quantization to {expected}, got {actual}. Use set_io with a config of {expected}."
+            "io.type", f"{label}: expected quantization to {expected}, got {actual}. Use set_io with a {expected} config."
         )
 
 

@@ -30,7 +30,6 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
 
     Args:
         observers: Observers by node or edge (argument, node), changed in place.
-        tuning: Tuning of the target.
     """
     inputs: set[Node] = set()  # if an input has two observers, only the first records statistics
     for key, observer in observers.items():

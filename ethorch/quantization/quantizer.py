@@ -125,7 +125,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             model: Module from ``torch.export.export(...).module()``.
-            calibration_samples: Argument tuples that together reach each branch. Other branches are run too, with a warning.
+            calibration_samples: Argument tuples. Branches that no tuple reaches cause a warning.
             is_qat: Whether to prepare with ``prepare_qat_pt2e``.
             fold_quantize: See ``convert_pt2e``.
 

@@ -1,7 +1,7 @@
 """Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
-The error consists of rounding, clipping of calibration values, and clipping of values in unseen inputs. The clipping of unseen
-values is estimated from the variation of the extremes between inputs, and matters for small tensors, such as logits.
+The error consists of rounding, clipping of calibration values, and clipping of unseen values. The last part is estimated from the
+variation of the extremes between inputs, and matters for small tensors, such as logits.
 """
 
 from __future__ import annotations

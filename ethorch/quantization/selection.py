@@ -24,9 +24,7 @@ Config = QuantizationConfig | None
 class NodeFinder(Protocol):
     """An object that selects nodes of a graph. A function from GraphModule to nodes is accepted as well."""
 
-    def find_nodes(self, model: GraphModule) -> Iterable[Node]:
-        """Return the nodes to configure."""
-        ...
+    def find_nodes(self, model: GraphModule) -> Iterable[Node]: ...
 
 
 @dataclass
@@ -42,7 +40,6 @@ class Settings:
 
     @property
     def trains(self) -> bool:
-        """True if a config is for training."""
         tables = (self.names, self.targets, self.module_names, self.module_types)
         configs = [self.everything, *(c for _, c in self.finders), *(c for table in tables for c in table.values())]
         return any(config is not None and config.is_qat for config in configs)

@@ -26,7 +26,6 @@ ANNOTATION = "quantization_annotation"
 
 
 def is_annotated(node: Node) -> bool:
-    """Return True if a quantizer has annotated the node."""
     return ANNOTATION in node.meta and bool(node.meta[ANNOTATION]._annotated)
 
 
@@ -105,5 +104,5 @@ def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
             return None
     raise QuantizationError(
         "quantize.shared_circle",
-        "expected shared specs that end at a spec, got a cycle. Check the SharedQuantizationSpecs of the quantizer.",
+        "expected SharedQuantizationSpecs that lead to another spec, got a cycle. Check the quantizer's annotations.",
     )

@@ -37,7 +37,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def order(place: Place) -> tuple[int, int]:
-        """Return a sort key for the order in which torchao creates observers. Only existing observers can be shared."""
+        # torchao creates observers in this order. Only existing observers can be shared.
         return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
 
     for name, write in writes_of(model.graph).items():

@@ -115,7 +115,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         if bool(short.any()):
             channels = torch.nonzero(short).flatten().tolist()
             logger.warning(
-                "%s: bias / (input scale x weight scale) exceeds the accumulator in channels %s. The weight "
+                "%s: bias / (input scale x weight scale) exceeds half the accumulator's range in channels %s. The weight "
                 "scales of these channels are multiplied by up to %.3g, so that the bias fits. [bias.accumulator]",
                 self.name or "a weight",
                 channels[:8],

@@ -39,7 +39,6 @@ class Allocated:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all allocators."""
         return sum(self.planned) + self.method_pool_bytes + self.temporary_bytes
 
 
@@ -62,7 +61,7 @@ def measure(
     """Load a method of a .pte, run it once with zeros and without simulating the NPU, and return its allocations.
 
     Args:
-        method_pool_bytes, temporary_bytes: Allocator sizes. Default: 64 MiB.
+        method_pool_bytes, temporary_bytes: Allocator sizes in bytes. Default: 64 MiB.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.

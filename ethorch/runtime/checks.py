@@ -36,8 +36,8 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
             sides = [count_noun(len(side), kind) for side, kind in _sides(payload)]
             raise ProgramError(
                 f"{where}: expected {' and '.join(sides)}, as in the payload, got {count_noun(len(call.args), 'tensor')}. The "
-                "compiler of the file removed an unused tensor from the call, so that a device would copy the wrong tensors. "
-                "Compile the model with ethorch, or report the error to the vendor of the compiler."
+                "compiler removed an unused tensor from the call, so a device would copy the wrong tensors. Compile the model with "
+                "ethorch, or report the error to the compiler's vendor."
             )
         for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
             _check_delegate_argument(f"value {number} of {where}", description.values[arg], tensor)

@@ -91,9 +91,9 @@ class HostProgram:
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
-        Results are equal to those of separate calls. CPU operators run one sample at a time. So do delegates if calls depend on
-        previous calls (``many.keeps_state``), if the network is small, or if the program was loaded with ``machine``, ``trace``
-        or ``etdump``.
+        Results equal those of separate calls. CPU operators run one sample at a time. So do delegates if calls depend on previous
+        calls (``many.keeps_state``), if the network is small or has more than eight delegates, if a command stream has branches,
+        or if the program was loaded with ``machine``, ``trace`` or ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.

@@ -158,7 +158,7 @@ def build_executor() -> Path:
 
 @lru_cache(maxsize=1)
 def load_executor() -> ctypes.CDLL:
-    """Load the C++ library for ``executor`` and ``measure``.
+    """Load the C++ library of ``executor`` and ``allocations``.
 
     Raises:
         HostError: The library cannot be built or loaded.

@@ -35,11 +35,11 @@ class EthorchError(Exception):
 
 
 class SpecError(EthorchError, ValueError):
-    """An unknown target, system config, memory mode or flag, or an invalid setting. The message lists known names."""
+    """An unknown name, e.g. of a target, memory mode or flag (the message lists known names), or an invalid setting."""
 
 
 class UserCodeError(EthorchError):
-    """An error in user code, or a failed export. ``__cause__`` is the original exception. The message contains the source line."""
+    """An error in user code, or a failed export. ``__cause__`` is the original error. The message has the source line if known."""
 
 
 class QuantizationError(EthorchError, ValueError):

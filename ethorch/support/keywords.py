@@ -1,4 +1,4 @@
-"""Errors of mistyped keyword arguments."""
+"""Errors for mistyped keyword arguments."""
 
 from __future__ import annotations
 

@@ -126,7 +126,6 @@ def build(
 
 
 def _compile(name: str, command: list[str], files: Sequence[Path], output: str) -> None:
-
     def run(arguments: list[str]) -> None:
         result = subprocess.run([*command, *arguments], capture_output=True, timeout=600, check=False)
         if result.returncode:
@@ -198,7 +197,7 @@ def _remove(path: Path) -> None:
 
 
 def compiler_command() -> list[str] | None:
-    """Return the command of the C++ compiler: CXX, or the first available of g++, clang++ and c++."""
+    """Return the command of the C++ compiler, i.e. the first available of CXX, g++, clang++ and c++, or None."""
     variable = os.environ.get("CXX", "")
     try:
         commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]

@@ -31,13 +31,14 @@ def lifeline(process: int) -> int:
 def end_worker_with(parent: int, pipe: int) -> None:
     """End this worker process when its parent ends, on Linux even while C++ code holds the GIL.
 
-    On other systems, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not used because
-    it depends on the thread that started the worker. If ``parent`` did not start this process, nothing happens.
+    On other systems, a thread polls the parent's id, and the worker ends after the C++ call. If ``parent`` did not start this
+    process, nothing happens.
 
     Args:
         parent: Id of the process that assigns the work.
         pipe: ``lifeline`` of that process.
     """
+    # Does not use PR_SET_PDEATHSIG, which depends on the thread that started the worker.
     worker = multiprocessing.current_process()
     if getattr(worker, "_parent_pid", None) == parent and worker.name != "MainProcess":
         threading.Thread(target=_end_after, args=(parent,), name="ethorch-orphans", daemon=True).start()

@@ -68,5 +68,4 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def has_listener() -> bool:
-    """Return True if a listener is active."""
     return _LISTENER.get() is not None

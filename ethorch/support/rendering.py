@@ -15,7 +15,7 @@ _CELL = "padding:0.1em 1em 0.1em 0;vertical-align:top"
 
 
 def as_text(renderable: RenderableType) -> str:
-    """Return lines without colors and trailing spaces."""
+    """Return plain text without trailing spaces."""
     from rich.console import Console
 
     out = io.StringIO()

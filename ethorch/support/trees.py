@@ -29,7 +29,6 @@ def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 
 def leaves(nest: Any) -> list[Any]:
-    """Return the leaves of a nest in order."""
     return flatten(nest)[0]
 
 

@@ -13,7 +13,7 @@ def count_noun(count: int, noun: str, plural: str = "") -> str:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """Format a value from a file in at most ``most`` characters, e.g. ``'int9'``. A large table becomes ``a table``."""
+    """Format a value from a file in at most ``most`` characters, e.g. ``'int9'``. A large dict becomes ``a table``."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with thousands of digits, or a deeply nested list
@@ -24,7 +24,7 @@ def shorten(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return at most ``most`` similar names, ignoring case."""
+    """Return up to ``most`` similar names, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)

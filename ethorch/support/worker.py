@@ -41,7 +41,6 @@ class Task:
         return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function."""
         end_worker_with(self.creator, self.pipe)
         with quiet():
             sys.path += [folder for folder in self.folders if folder not in sys.path]

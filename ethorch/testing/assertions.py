@@ -59,7 +59,7 @@ def assert_runs_on_npu(
 
     Raises:
         AssertionError: A limit is exceeded. The message lists the source line, reason and remedy of each CPU operator.
-        EthorchError: Compilation fails, or a figure is unknown because the program was loaded from a file.
+        EthorchError: Compilation fails, or a figure is unknown, e.g. because the program was loaded from a file.
     """
     program = module if isinstance(module, Program) else compile_model(module, inputs, target, calibration=calibration, **settings)
     record(program)

@@ -59,7 +59,7 @@ def tensors(outputs: Any) -> list[Tensor]:
 
 
 def differences(reference: Any, actual: Any, tolerance: Tolerance, outputs: Sequence[Output] = ()) -> list[str]:
-    """Return a message for each output that differs from the reference."""
+    """Return a message for each output that differs from the reference by more than the tolerance."""
     expected, got = tensors(reference), tensors(actual)
     if len(expected) != len(got):
         return [f"expected {count_noun(len(expected), 'output')}, got {len(got)}."]

@@ -26,7 +26,7 @@ def record(program: Program) -> Program:
 
 @contextmanager
 def recording() -> Iterator[list[Program]]:
-    """Return a context manager that yields a list of the programs recorded inside the context."""
+    """Record programs inside the context, and yield their list."""
     programs: list[Program] = []
     token = _running.set(programs)
     try:

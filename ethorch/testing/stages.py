@@ -33,7 +33,6 @@ Spec = EthosUCompileSpec | TosaCompileSpec
 
 
 def partitioner_for(spec: Spec, additional_checks: Sequence[Any] | None = None) -> Partitioner:
-    """Return a partitioner for ``spec``."""
     if isinstance(spec, TosaCompileSpec):
         return TOSAPartitioner(spec, additional_checks)
     return EthosUPartitioner(spec, additional_checks)
@@ -72,7 +71,6 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
         super().__init__(quantizer, None, calibration_samples=list(calibration) or None, fold_quantize=fold_quantize)
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
-        """Quantize ``artifact``."""
         graph = export_module(artifact, inputs).module(check_guards=False)
         initial = {name: buffer.clone() for name, buffer in graph.named_buffers()}
         prepared = prepare_pt2e(graph, self.quantizer)
@@ -89,7 +87,6 @@ class Export(harness.Export):  # type: ignore[misc]
     """The stage that runs ``torch.export``. Errors contain the user's source line."""
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
-        """Export ``artifact``."""
         if self.dynamic_shapes is None:
             self.exported_program = export_module(artifact, inputs)
         else:
@@ -116,7 +113,6 @@ class Partition(harness.Partition):  # type: ignore[misc]
         self.spec = spec
 
     def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
-        """Partition ``artifact``."""
         self.delegate_module = artifact.to_backend(self.partitioner)
 
     def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
@@ -125,7 +121,6 @@ class Partition(harness.Partition):  # type: ignore[misc]
         _dump_delegates(self.graph_module, path_to_dump)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the partitioned program."""
         return run_lowered(self.artifact, self.spec, inputs)
 
 
@@ -146,7 +141,6 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
         self.constant_methods, self.transform_passes = constant_methods, transform_passes
 
     def run(self, artifact: ExportedProgram, inputs: Any = None, generate_etrecord: bool = False) -> None:
-        """Lower ``artifact``."""
         self.edge_dialect_program = to_edge_transform_and_lower(
             artifact,
             transform_passes=self.transform_passes,
@@ -157,12 +151,11 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
         )
 
     def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
-        """Append the graph and the TOSA graph of each delegate to a file, by default standard output."""
+        """See :meth:`Partition.dump_artifact`."""
         super().dump_artifact(path_to_dump)
         _dump_delegates(self.graph_module, path_to_dump)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the lowered program."""
         return run_lowered(self.artifact, self.spec, inputs)
 
 
@@ -175,7 +168,6 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
         self.lowered: EdgeProgramManager | None = None
 
     def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
-        """Create the ExecuTorch program."""
         self.lowered = copy.deepcopy(artifact) if isinstance(self.spec, TosaCompileSpec) else None
         super().run(artifact, inputs)
 

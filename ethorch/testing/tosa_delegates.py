@@ -43,7 +43,6 @@ def _check_branches(module: GraphModule) -> None:
 
 
 def calls_delegate(node: Node) -> bool:
-    """Return True if the node calls a delegate."""
     return node.op == "call_function" and CALL_DELEGATE in str(node.target)
 
 

@@ -76,7 +76,6 @@ def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool =
         train = prepared.train
 
         def train_frozen(mode: bool = True) -> GraphModule:
-            """Set the training mode without unfreezing batch norms."""
             train(mode)
             _freeze_batch_norm(prepared)
             return prepared

@@ -69,7 +69,6 @@ class Stream:
 
     @property
     def readers(self) -> Iterator[Reader]:
-        """The readers of all normalizations."""
         for norm in self.norms:
             yield from norm.readers
 

@@ -68,7 +68,6 @@ class Site:
 
     @property
     def key(self) -> Key:
-        """The ``data_ptr()`` of the first source."""
         return self.sources[0].tensor.data_ptr()
 
     def merge_readers(self, site: Site) -> Site:

@@ -96,11 +96,7 @@ class Switched:
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
-        """Enable each switch for which ``on`` returns True, and disable the others.
-
-        Args:
-            on: Function of an entry of ``owners``.
-        """
+        """Enable each switch for whose entry in ``owners`` the function ``on`` returns True, and disable the others."""
         for target, path in self.owners.items():
             self._switches[target].on = on(path)
 

@@ -168,7 +168,6 @@ def _round(weight: Tensor, scale: Tensor) -> Tensor:
 def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """Return integer weights, rounded column by column."""
     # table: int64[255], the level for each integer value, or None if all values are allowed.
     # fours: Mapping from the first column of each group of four to the size of the group. Empty unless the recipe is 2:4.
     left, size = weight.clone(), weight.shape[2]
