@@ -40,7 +40,6 @@ class NhwcIo(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the module on NHWC inputs and return NHWC outputs."""
         return pytree.tree_map(to_nhwc, self.module(*pytree.tree_map(from_nhwc, inputs)))
 
 

@@ -35,8 +35,6 @@ BRANCHES = "ethorch_branches"
 
 
 class Scan:
-    """A pass that annotates one graph."""
-
     def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
         self.model = model
         self.config_of = config_of

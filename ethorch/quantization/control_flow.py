@@ -100,7 +100,6 @@ def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
 def quantize_with_submodules(
     quantizer: Quantizer, model: GraphModule, samples: Sequence[tuple[Any, ...]], is_qat: bool, fold_quantize: bool
 ) -> GraphModule:
-    """Implement ``TOSAQuantizer.quantize_with_submodules``."""
     if not samples:
         raise QuantizationError(
             "quantize.no_samples",

@@ -1,6 +1,6 @@
 """Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
-The error consists of rounding, clipping of calibration values, and clipping of unseen values. The last part is estimated from the
+The error consists of rounding, clipping of calibration values, and clipping of unseen values. The last term is estimated from the
 variation of the extremes between inputs, and matters for small tensors, such as logits.
 """
 

@@ -75,7 +75,6 @@ def operator_names() -> set[str]:
 
 
 def backend_names() -> set[str]:
-    """Return the names of all registered backends."""
     return set(load_executor().ethorch_executor_backends().decode().split())
 
 

@@ -54,7 +54,6 @@ class Recording:
         self._at = 0
 
     def start(self) -> None:
-        """Prepare for the next run of the runtime."""
         self._at, self.waiting = 0, None
 
     def call(self, number: int, payload: DelegatePayload, inputs: Any, outputs: Any) -> None:

@@ -27,7 +27,6 @@ class Traced:
         self._methods = {name: self.program.load_method(name) for name in methods}
 
     def execute(self, method: str, inputs: Sequence[Any]) -> list[Any]:
-        """Run a method. See :meth:`Executor.execute`."""
         tensors = [value.tensor() if isinstance(value, Elements) else value for value in inputs]
         return [_to_elements(value) if trees.is_tensor(value) else value for value in self._methods[method].execute(tensors)]
 

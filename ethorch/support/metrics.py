@@ -24,7 +24,6 @@ class Ratio:
     noise: float = 0.0
 
     def add(self, reference: Tensor, approximation: Tensor) -> None:
-        """Add the squares of all elements."""
         signal = reference.double()
         self.signal += float((signal**2).sum())
         self.noise += float(((signal - approximation.double()) ** 2).sum())

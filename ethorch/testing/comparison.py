@@ -54,7 +54,6 @@ class Tolerance:
 
 
 def tensors(outputs: Any) -> list[Tensor]:
-    """Return the leaves of nested outputs as tensors."""
     return [leaf if isinstance(leaf, Tensor) else torch.tensor(leaf) for leaf in pytree.tree_leaves(outputs) if leaf is not None]
 
 

@@ -93,7 +93,6 @@ class Export(harness.Export):  # type: ignore[misc]
             self.exported_program = torch.export.export(artifact, inputs, dynamic_shapes=self.dynamic_shapes)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the exported program in PyTorch."""
         with torch.no_grad():
             return self.artifact.module(check_guards=False)(*inputs)
 
@@ -173,7 +172,6 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
 
     @property
     def graph_module(self) -> Any:
-        """The graph after ExecuTorch's memory planning."""
         return self.artifact.exported_program().graph_module
 
     def run_artifact(self, inputs: Inputs) -> Any:

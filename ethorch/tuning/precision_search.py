@@ -260,7 +260,6 @@ class _Goal:
 
 
 def price(build: Build, module: str, figure: float) -> Step:
-    """Return the step for a compiled model, including its costs."""
     performances: list[Any] = [delegate.performance for delegate in build.delegates]
     return Step(
         module,

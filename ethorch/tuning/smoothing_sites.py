@@ -76,7 +76,6 @@ class Site:
         return replace(self, readers=(*self.readers, *(r for r in site.readers if r.tensor.data_ptr() not in memories)))
 
     def parameter_axes(self) -> Iterator[tuple[int, int]]:
-        """Yield (``data_ptr()``, axis) of each parameter."""
         for parameter in (*self.sources, *self.readers):
             yield parameter.tensor.data_ptr(), parameter.axis
 
@@ -116,8 +115,6 @@ def find_users(node: Node) -> list[Node]:
 
 
 class Finder:
-    """A search for sites in one graph."""
-
     def __init__(self, graph: GraphModule, names: dict[int, str]):
         self._graph, self._own = graph, names
         self._tensors = dict(graph.named_parameters(remove_duplicate=False))

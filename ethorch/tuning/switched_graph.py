@@ -96,7 +96,7 @@ class Switched:
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
-        """Enable each switch for whose entry in ``owners`` the function ``on`` returns True, and disable the others."""
+        """Enable each switch whose entry in ``owners`` satisfies the predicate ``on``, and disable the others."""
         for target, path in self.owners.items():
             self._switches[target].on = on(path)
 

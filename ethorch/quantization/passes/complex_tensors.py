@@ -63,7 +63,6 @@ def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_complex(node: Node) -> bool:
-    """Return True if the node's first output is complex."""
     value = first_value(node)
     return value is not None and value.is_complex()
 

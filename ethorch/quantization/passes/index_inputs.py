@@ -36,8 +36,8 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Cast each int64 input and mutable buffer that is used as an index to int32 once.
 
     The cast replaces the input in operators that move, add or compare it, in writes to a mutable buffer, and in remainders by
-    powers of two. If the target does not support GATHER, inputs and buffers that index CPU kernels remain int64. For comparisons
-    with constants, other int64 inputs are clamped to the range of the constants, widened by one, before the cast.
+    powers of two. If the target does not support GATHER, inputs and buffers that CPU kernels use as indices remain int64. For
+    comparisons with constants, other int64 inputs are clamped to the range of the constants, widened by one, before the cast.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
