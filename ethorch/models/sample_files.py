@@ -41,7 +41,8 @@ def read(path: Path, shapes: Shapes) -> Any:
     except EthorchError:
         raise
     except ImportError as error:
-        raise EthorchError(f"{path} requires the package {error.name}. Run pip install {error.name}.") from error
+        package = "pillow" if error.name == "PIL" else error.name
+        raise EthorchError(f"{path} requires the package {package}. Run pip install {package}.") from error
     except Exception as error:  # numpy, torch, wave and Pillow raise many types for malformed files
         reason = (
             "the file contains Python objects"

@@ -92,8 +92,8 @@ class HostProgram:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
         Results equal those of separate calls. CPU operators run one sample at a time. So do delegates if calls depend on previous
-        calls (``many.keeps_state``), if the network is small or has more than eight delegates, if a command stream has branches,
-        or if the program was loaded with ``machine``, ``trace`` or ``etdump``.
+        calls (``many.keeps_state``), or if the network is small or has more than eight delegates. The same holds for command
+        streams with branches, and for programs loaded with ``machine``, ``trace`` or ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.

@@ -46,7 +46,7 @@ def targets(config: pytest.Config) -> list[str]:
     try:
         return [lookup(name.strip()).name for name in names if name.strip()]
     except EthorchError as error:
-        raise pytest.UsageError(f"--ethorch-targets: {error}") from None
+        raise pytest.UsageError(f"{'--ethorch-targets' if option else 'ethorch_targets'}: {error}") from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

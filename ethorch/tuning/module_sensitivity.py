@@ -84,11 +84,11 @@ class Sensitivity:
 
         table = tables.table()
         table.add_column("module or operator")
-        for name in ("quantized alone, dB", "left in float, dB", "gain, dB"):
+        for name in ("quantized alone", "left in float", "gain"):
             table.add_column(name, justify="right")
         for row in self.rows:
             table.add_row(row.label, f"{row.only:.2f}", f"{row.all_but:.2f}", f"{row.gain:+.2f}")
-        first = f"Fully quantized model: {self.whole:.2f} dB. Gain: improvement if only this module is left in float."
+        first = f"Fully quantized model: {self.whole:.2f} (default: dB). Gain: improvement if only this module is left in float."
         return Group(first, "", table, *(["", _INTERRUPTED] if self.interrupted else []))
 
     def to_json(self) -> dict[str, Any]:
