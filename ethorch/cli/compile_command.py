@@ -31,7 +31,7 @@ def compile_(
     choices: options.Choices,
     output: Annotated[
         Path | None,
-        option("--output", "-o", help="A .pte, .bpte or .tosa file, a folder, or - for standard output [none].", metavar="FILE"),
+        option("--output", "-o", help="A .pte, .bpte or .tosa file, a folder, or - (stdout).", metavar="FILE"),
     ] = None,
 ) -> Answer:
     """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget is exceeded."""

@@ -60,9 +60,7 @@ Pte = Annotated[
 ]
 Target = Annotated[
     str | None,
-    _option(
-        "--target", "-t", help="NPU name listed by `ethorch targets` [the board's first NPU, or ethos-u55-128].", panel=SETTINGS
-    ),
+    _option("--target", "-t", help="NPU [the board's, or ethos-u55-128]; see `ethorch targets`.", panel=SETTINGS),
 ]
 Board = Annotated[
     str | None,
@@ -86,9 +84,7 @@ ModuleScheme = Annotated[
         metavar="NAME=SCHEME",
     ),
 ]
-Io = Annotated[
-    str | None, _option("--io", help="Type of inputs and outputs: float32, int8, uint8 or int16 [float32].", panel=SETTINGS)
-]
+Io = Annotated[str | None, _option("--io", help="Inputs and outputs: float32, int8, uint8 or int16 [float32].", panel=SETTINGS)]
 SettingsFile = Annotated[
     Path | None,
     _option("--settings", help="Settings file: a settings.toml or *.cbuild-mlops.yml.", panel=SETTINGS, metavar="FILE"),
@@ -97,7 +93,7 @@ Assignments = Annotated[
     list[str] | None,
     _option(
         "--set",
-        help="Any setting, e.g. arena=64K. `--set help` lists all settings.",
+        help="Any setting, e.g. arena=64K. `--set help` lists them.",
         panel=SETTINGS,
         metavar="FIELD=VALUE",
         callback=_print_fields,
@@ -114,7 +110,7 @@ Calibrate = Annotated[
     ),
 ]
 MaxSamples = Annotated[
-    int | None, _option("--max-samples", help="Maximum number of samples to read [all].", panel=MODEL, min=1, metavar="N")
+    int | None, _option("--max-samples", help="Maximum number of samples [all].", panel=MODEL, min=1, metavar="N")
 ]
 Mean = Annotated[
     str | None,

@@ -67,19 +67,19 @@ def tune(
     choices: options.Choices,
     goal: Annotated[
         str,
-        option(help="Goal: accuracy, flash, cycles, or a minimum value of --metric [accuracy].", metavar="GOAL"),
+        option(help="Goal: accuracy, flash, cycles or minimum --metric [accuracy].", metavar="GOAL"),
     ] = "accuracy",
     metric: Annotated[str | None, option(help="Function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
     recipe: Annotated[
         list[str] | None,
-        option(help="Weight compression to try, e.g. 32-values or 2:4; repeatable [a list for the NPU family].", metavar="RECIPE"),
+        option(help="Weight compression to try, e.g. 32-values or 2:4; repeatable.", metavar="RECIPE"),
     ] = None,
     keep: Annotated[list[str] | None, option(help="Weight or module to leave unchanged; repeatable.", metavar="NAME")] = None,
     output: Annotated[
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Raise accuracy or shrink weights. Without -o, only print the changes. Exit status 3: the goal is missed.
+    """Raise accuracy or shrink weights. Without -o, only print changes. Exit status 3: goal missed.
 
     The goal accuracy without -o, --metric and --min-sqnr-db prints the sensitivity of each module.
     """
