@@ -77,6 +77,8 @@ class LabelMemory:
 
     def execute(self, op: Op, reference: Sequence[Digest] = ()) -> tuple[Digest, ...]:
         """Label the written bytes, and return the digests of reads. Those of transfers have the sizes in ``reference``."""
+        if self._copy(op):
+            return ()
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
         for number, access in enumerate(op.prepared.reads):
@@ -87,8 +89,6 @@ class LabelMemory:
                 digests.append(Digest(self.digest(access), access.size_bytes))
         for run in _further(op.reads, op.prepared.reads):
             digests.append(Digest(self.digest_span(run.region, run.low, run.high), run.high - run.low))
-        if self._copy_constants(op):
-            return tuple(digests)
         for access in op.prepared.writes:
             self.write(access, writer)
         for run in _further(op.writes, op.prepared.writes):
@@ -110,15 +110,15 @@ class LabelMemory:
         written = np.flatnonzero(self.regions[span.region][span.base : span.base + span.size_bytes] != _UNWRITTEN)
         return int(written[-1]) + 1 if len(written) else 0
 
-    def _copy_constants(self, op: Op) -> bool:
-        """Return False if ``op`` does not transfer constants."""
+    def _copy(self, op: Op) -> bool:
+        """Copy the labels of a contiguous transfer, or return False."""
         accesses = (*op.prepared.reads, *op.prepared.writes)
         if not op.is_dma or len(accesses) != 2 or not all(isinstance(access, Span) for access in accesses):
             return False
         source, target = (self.regions[run.region][run.low : run.high] for run in (op.reads[0], op.writes[0]))
-        if source.shape != target.shape or not source.size or source.max() > _CONSTANT:
+        if source.shape != target.shape:
             return False
-        target[:] = source
+        target[:] = source.copy()
         return True
 
     def digest(self, access: Access) -> str:

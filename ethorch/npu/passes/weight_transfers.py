@@ -34,6 +34,8 @@ class Weights:
     def relocate(self, op: Op, region: int, address: int) -> Op:
         values: dict[str, int] = {}
         for run in _list_streams(op):
+            if run.region != CONSTANTS and self.transfer is None:
+                continue
             start = self.low if run.region == CONSTANTS else self.address
             if start <= run.low and run.high <= start + self.size_bytes:
                 values[run.register] = address + run.low - start

@@ -21,15 +21,32 @@ from ethorch.npu.verify.shram import MOST_SUBKERNEL, is_binary
 
 #: Products of a constant and an activation.
 _CONSTANT_FACTOR = "memory: NPU_OP_CONV WEIGHTS, IFM in constants, OFM in memory, WEIGHT in memory, SCALE in memory"
+#: Weights that are read several times, and scales that are not, or the other way round.
+_RESIDENT = {
+    f"memory: {name}, IFM in memory, {ofm}WEIGHT in {weights}, SCALE in {scales}": "resident-weights"
+    for name in ("NPU_OP_CONV WEIGHTS", "NPU_OP_DEPTHWISE")
+    for ofm in ("OFM in memory, ", "")  # chained
+    for weights, scales in (("memory", "constants"), ("constants", "memory"), ("memory", "memory"))
+}
 #: Combinations by family that passes of ethorch add, with the pass that adds them: "form": "pass".
 NEW_FORMS: dict[str, dict[str, str]] = {
-    "u55": {"weights: written by kernels and copied": "attention", _CONSTANT_FACTOR: "attention"},
+    "u55": {
+        **_RESIDENT,
+        "weights: written by kernels and copied": "attention",
+        _CONSTANT_FACTOR: "attention",
+        "layout: NPU_OP_ELEMENTWISE CLZ, OFM NHWC": "division",
+    },
     "u65": {
+        **_RESIDENT,
         "weights: written by kernels and copied": "attention",
         _CONSTANT_FACTOR: "attention",
         "kernel: NPU_OP_CONV WEIGHTS, smallx1, stride 1x1, not padded": "attention",
+        "layout: NPU_OP_ELEMENTWISE CLZ, OFM NHWC": "division",
+        "layout: NPU_OP_ELEMENTWISE SHL, OFM NHWC": "division",
+        "layout: NPU_OP_ELEMENTWISE SHR, IFM NHWC": "division",
+        "layout: NPU_OP_ELEMENTWISE ABS, OFM NHWC": "division",
     },
-    "u85": {},
+    "u85": _RESIDENT,
 }
 
 _ARITHMETIC = ("OFM_PRECISION.scale_mode", "ACC_FORMAT.format")

@@ -15,6 +15,7 @@ from ethorch.npu.ir.encode import encode
 from ethorch.npu.passes import resident_weights
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
+from ethorch.npu.passes.weight_transfers import Weights
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
 from ethorch.support.errors import SpecError
 from ethorch.targets.compile_spec import RESIDENT_BYTES
@@ -75,6 +76,16 @@ def test_the_arena_grows_by_the_copies_only() -> None:
     assert less is None
     _, _, none = make_resident("ethos-u55-128", resident_bytes=0)
     assert none is None
+
+
+def test_copied_scales_stay_if_weights_are_copied() -> None:
+    """Scales in the arena, at an address that is also among those of the weights in the constants."""
+    _, before, _ = make_resident("ethos-u55-128")
+    op = next(op for op in before.ops if op.registers.get("WEIGHT_LENGTH"))
+    weights = next(run for run in op.reads if run.register == "WEIGHT_BASE")
+    op = op.copy(SCALE_REGION=1, SCALE_BASE=16)
+    moved = Weights(0, weights.low, weights.high - weights.low, (0,)).relocate(op, 1, 4096)
+    assert moved.registers["WEIGHT_BASE"] == 4096 and moved.registers["SCALE_BASE"] == 16
 
 
 def test_weights_that_are_read_once_stay() -> None:
