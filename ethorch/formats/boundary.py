@@ -44,13 +44,12 @@ class Codes:
         return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
 
     def dequantize(self, codes: Any) -> Any:
-        """Convert a tensor or array of codes to float32."""
         values = codes.astype(np.float32) if isinstance(codes, np.ndarray) else codes.float()
         return (values - self.zero_point) * self.scale
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Quantize each float input that has an entry in ``codes``."""
+    """Quantize each float input that has an entry (``input0``, ... in flattened order) in ``codes``."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
         if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):
@@ -66,9 +65,9 @@ def _is_float(value: Any) -> bool:
 
 
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
-    """Return the quantization parameters of inputs and outputs, keyed by name (``input0``, ...).
+    """Return the quantization parameters of a method's quantized inputs and outputs, keyed by name (``input0``, ``output0``, ...).
 
-    If a program has several methods, the names of constant methods have a prefix, e.g. ``decode_input0_scale``.
+    If a program has several methods, the constant methods' names have a prefix, e.g. ``decode_input0_scale``.
     """
     parameters: dict[str, dict[str, Any]] = {}
     for name, figure in program.methods.items():

@@ -29,7 +29,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
         obsolete: Glob patterns of files to remove, such as files from an earlier write.
 
     Raises:
-        OSError: A write fails. The folder is unchanged.
+        OSError: A write fails.
     """
     target = Path(folder)
     with contextlib.ExitStack() as undo:

@@ -22,7 +22,7 @@ class Buffer(ABC):
 
     def check(self, position: int, size: int, what: str) -> None:
         if position < 0 or position + size > len(self.data):
-            raise self.error(what, f"is located at bytes {position} to {position + size} of {len(self.data)}")
+            raise self.error(what, f"has {size} bytes at offset {position}, outside the {len(self.data)} bytes of the flatbuffer")
 
     def spend(self, items: int, what: str) -> None:
         self.budget -= items
@@ -36,14 +36,14 @@ class Buffer(ABC):
 
 
 class Table:
-    """A flatbuffer table inside ``reader.data``. Absent fields have their default values."""
+    """A flatbuffer table inside ``reader.data``. Absent scalars have default values. Absent vectors raise ``reader.error``."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what
         self.vtable = position - reader.number("<i", position, what)
         self.vtable_bytes = reader.number("<H", self.vtable, what)
         if self.vtable_bytes < 4 or self.vtable_bytes % 2:
-            raise reader.error(what, f"has a table description of {self.vtable_bytes} bytes")
+            raise reader.error(what, f"has a vtable of {self.vtable_bytes} bytes")
 
     def _at(self, field: int) -> int:
         slot = 4 + 2 * field

@@ -5,8 +5,8 @@ external flag (1 byte, then 11 zero bytes), and the data, padded to a multiple o
 
 The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both empty. Between them are ``cmd_data``,
 ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. ``inputs`` and ``outputs`` contain a count and nine int32
-per tensor: shape (6, left-padded with ones), element size, byte offset, region. The data of an external block is a key of 64
-characters that names the data in the program.
+per tensor: shape (6, left-padded with ones), element size, byte offset, region. The data of an external block is a
+64-character key, under which the program stores the data.
 
 The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
@@ -100,7 +100,7 @@ class DelegatePayload:
             )
         if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
             raise PayloadError(
-                f"{what} is located at bytes {tensor.offset} to {tensor.offset + tensor.nbytes}, outside of the scratch region of "
+                f"{what} has {tensor.nbytes} bytes at offset {tensor.offset}, which exceeds the scratch region of "
                 f"{self.scratch_bytes} bytes."
             )
 
@@ -109,7 +109,7 @@ class DelegatePayload:
 
         Args:
             external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates share equal data. ExecuTorch's delegate supports external blocks since 1.5.
+                Delegates share equal data. Requires the delegate of ExecuTorch 1.5 or newer.
         """
         blocks = {
             _BEGIN: b"",
@@ -130,7 +130,7 @@ class DelegatePayload:
 
     @classmethod
     def unpack(cls, blob: bytes | bytearray | memoryview, named: Mapping[str, bytes] | None = None) -> DelegatePayload:
-        """Parse an untrusted blob. Raise PayloadError, with the block's name, if it is malformed.
+        """Parse an untrusted blob. Raise PayloadError if it is malformed.
 
         ``named`` is the program's named data, for external blocks.
         """

@@ -51,7 +51,7 @@ def read(data: bytes) -> Program:
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """Read a .pte. Raise ProgramError, with the file name, if the file is unreadable or malformed."""
+    """Return the bytes of a .pte. Raise ProgramError, with the file name, if the file is unreadable or malformed."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -183,7 +183,7 @@ class _Reader(Buffer):
         for index, value in enumerate(values):
             for item in value.items:
                 if not (0 <= item < len(values)) and not (item == -1 and value.kind == "tensor?[]"):
-                    raise self.error(f"{what} value {index}", f"lists value {item} of {len(values)}")
+                    raise self.error(f"{what} value {index}", f"refers to value {item} of {len(values)}")
         operators = tuple(
             op.text(0, "operator name") + ("." + overload if (overload := op.text(1, "operator overload")) else "")
             for op in plan.tables(6, f"{what} operator")
@@ -247,7 +247,7 @@ class _Reader(Buffer):
             raise self.error(what, f"has {dtype}, which is not supported")
         nbytes = prod(shape) * item_bytes
         if nbytes > MAX_PLANNED_BYTES:
-            raise self.error(what, f"of shape {list(shape)} has {nbytes} bytes")
+            raise self.error(what, f"of shape {list(shape)} has {nbytes} bytes, more than {MAX_PLANNED_BYTES}")
         if table.number(1, "<i"):
             raise self.error(what, "has a storage offset, which the runtime does not support")
         dynamism = table.number(8, "<b")
@@ -258,7 +258,9 @@ class _Reader(Buffer):
             memory = allocation.number(0, "<I")
             offset = allocation.number(1, "<I") | allocation.number(2, "<I") << 32
             if not 1 <= memory < len(buffers) or offset + nbytes > buffers[memory]:
-                raise self.error(what, f"is planned at byte {offset} of memory {memory}, outside of {list(buffers)}")
+                raise self.error(
+                    what, f"is planned at byte {offset} of memory {memory}, outside the memories of {list(buffers)} bytes"
+                )
             place = (memory, offset)
         value = Value("tensor", dtype, shape, order, dynamism, place, table.number(5, "<I"), self._extra(table))
         return replace(value, requires_grad=bool(table.number(4, "<?")), layout=table.number(7, "<b"))
@@ -297,7 +299,7 @@ class _Reader(Buffer):
                 if isinstance(step, JumpFalse):
                     self._index(step.to, count + 1, entry.what, "instruction")
                     if values[step.condition].kind not in ("bool", "tensor"):
-                        raise self.error(entry.what, f"jumps on {values[step.condition]}")
+                        raise self.error(entry.what, f"jumps on {values[step.condition]}, which is neither a bool nor a tensor")
                     if step.to <= len(body) and not _counts(body[step.to :], step.condition):
                         raise self.error(entry.what, f"jumps back to instruction {step.to} without counting, so it may never end")
                 body.append(step)

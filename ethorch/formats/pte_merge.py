@@ -23,12 +23,13 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
 
     Args:
         programs: Programs, keyed by entry point. Each program's ``method`` becomes the entry point. Its other methods are constants
-            and are renamed to ``ENTRY_METHOD``.
-        names: New names of mutable buffers, keyed by entry point and old name. Buffers with the same new name are shared.
+            and are renamed to ``<entry point>_<name>``.
+        names: New names of mutable buffers, keyed by entry point and old name. Buffers with the same new name are shared. Default:
+            ``<entry point>.<old name>``.
 
     Raises:
-        ProgramError: Shared buffers differ in type, shape or initial value, a tensor with an initial value is not persistent, or
-            equally named data differ.
+        ProgramError: Shared buffers differ in dtype, layout or initial value, named data differ, a temporary tensor has an initial
+            value, or a persistent tensor is outside all buffers.
     """
     contents = _Contents()
     buffers = _Buffers()
@@ -121,7 +122,8 @@ class _Buffers:
         first_method, buffer = self._placed[name]
         if (buffer.dtype, buffer.shape, buffer.dim_order) != (value.dtype, value.shape, value.dim_order):
             raise ProgramError(
-                f"buffer {name} is {buffer} in method {first_method!r} and {value} in {method!r}; expected equal shapes and dtypes."
+                f"buffer {name} is {buffer} in method {first_method!r} and {value} in {method!r}; expected equal dtypes, shapes "
+                "and dim orders."
             )
         if buffer.data != data:
             raise ProgramError(f"buffer {name} has different initial values in methods {first_method!r} and {method!r}.")

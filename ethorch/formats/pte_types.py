@@ -78,7 +78,7 @@ class Value:
         dtype: Torch name of a tensor's type.
         dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
-        data: Index of a tensor's bytes in ``constants``, or in ``mutable`` for planned tensors. 0 if the file has no bytes.
+        data: Index of a tensor's bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 if none.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
@@ -102,17 +102,15 @@ class Value:
 
     @property
     def planned(self) -> bool:
-        """True if the tensor is part of the memory plan."""
         return self.place is not None
 
     @property
     def constant(self) -> bool:
-        """True if the file contains the bytes or the initial value of the tensor."""
+        """True if the tensor has stored bytes or an initial value."""
         return self.data > 0
 
     @property
     def nbytes(self) -> int:
-        """Size of a tensor in bytes."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
@@ -141,7 +139,7 @@ class Delegate:
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction that calls an operator (by full name) or a delegate (by index) with value indices ``args``."""
+    """An instruction that calls an operator (full name) or a delegate (index). ``args`` are value indices."""
 
     operator: str
     delegate: int | None
