@@ -1,7 +1,4 @@
-"""The ``.pte`` writer, and the backends and partitioners that ExecuTorch calls.
-
-Names are loaded on first use because importing ExecuTorch takes 1.5 seconds.
-"""
+"""The ``.pte`` writer, and the backends and partitioners that ExecuTorch calls."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Decompose operators that were kept for the NPU and have no CPU kernel."""
+"""Decompose operators that ExecuTorch left undecomposed for the NPU but that stay on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch can keep this operator. Operators that may return a view of an input are always decomposed."""
+    """Return True if an operator may stay undecomposed: ethorch lowers it, and it neither mutates nor aliases its inputs."""
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -29,10 +29,10 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace edge operators with the core ATen operators of their decompositions.
+    """Replace edge operators that have a decomposition with its core ATen operators.
 
     Returns:
-        The new operators, with the source locations of the replaced operators.
+        The new operators, with the metadata of the replaced operators.
     """
     pieces: list[Node] = []
     for node in nodes:
@@ -45,7 +45,7 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the operators that an edge operator decomposes into, in a separate graph, or []."""
+    """Return the operators of an edge operator's decomposition, in a separate graph, or [] if it is not decomposed."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []

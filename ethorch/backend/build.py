@@ -36,16 +36,16 @@ def build_pte(
     wide: Collection[str] = (),
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Lower and serialize a quantized model. Vela compiles each delegate once.
+    """Lower and serialize a quantized model.
 
-    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions the graph again,
-    which is slower but produces the same payloads. ``PartitionReport.executorch_reason`` records the reason.
+    If ethorch's writer (``ethorch.backend.emit``) does not support the graph or Vela refuses a delegate, ExecuTorch exports and
+    partitions the graph again, which is slower. ``PartitionReport.executorch_reason`` records the reason.
 
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
-        shared: Whether to place mutable buffers in a separate memory that methods can share (``formats.pte_merge``).
+        shared: Whether ExecuTorch also places mutable buffers in a separate memory that methods can share (``formats.pte_merge``).
         wide: Names of counters that stay int64.
-        dynamic_shapes: Dynamic dims of each input tensor. Requires ExecuTorch's lowering.
+        dynamic_shapes: Dynamic dims of each input tensor, keyed by axis. Requires ExecuTorch's lowering.
 
     Raises:
         EthorchError: ExecuTorch does not support the model.

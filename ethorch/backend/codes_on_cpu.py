@@ -17,7 +17,7 @@ from ethorch.tosa.limits import Limits
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Return the gathers and scatters that read a dequantized tensor and may stay on the CPU.
 
-    Gathers are embedding, index and gather. Scatters are index_put and index_copy that preserve the quantization parameters.
+    Scatters such as index_put and index_copy must preserve the quantization parameters.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -31,7 +31,7 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
     """Apply gathers and scatters from ``find_picks`` to integer values, and dequantize the results.
 
-    Subsequent quantize nodes with the same parameters are removed.
+    Subsequent quantize nodes with the values' parameters are removed.
     """
     graph = program.graph
     for node in nodes:

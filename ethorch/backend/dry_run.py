@@ -50,7 +50,7 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the reasons for operators that the user's checks refuse."""
+        """Return reasons for operators that the user refuses. Subclasses override this method, which returns {}."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
@@ -82,7 +82,7 @@ class DryRun:
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Set ``delegation_tag`` on the nodes of each partition, and return the tags."""
+        """Set ``delegation_tag`` on the nodes of each partition, add the partitions to ``report``, and return the tags."""
         folded = constant_nodes(program, supported)
         inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
         tagged = {node for node in supported if not is_plumbing(node)} - folded - inner

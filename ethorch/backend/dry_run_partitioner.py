@@ -77,11 +77,10 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         self._refused_whole: dict[str, Reason] = {}  # reasons for operators before decomposition, keyed by name
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the reasons for operators that ``additional_checks`` refuse."""
         return self.checks.refusals(program)
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Set ``delegation_tag`` and the compile spec on the nodes of each partition. Return the tags."""
+        """Tag partitions as in ``DryRun``, and attach the compile spec to their nodes."""
         tags = super().tag(program, supported)
         attach((node for node in program.graph.nodes if node.meta.get("delegation_tag") in tags), self.compile_spec)
         return tags
@@ -136,8 +135,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which must not change the program.
 
-        Decompose operators that the user's checks refuse, call ``pick_codes``, and copy dequantize nodes and operators on constants
-        for each delegate.
+        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``, and copy conversions and operators on
+        constants for each delegate that reads them.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

@@ -26,7 +26,6 @@ def attach(nodes: Iterable[Node], spec: ArmCompileSpec) -> None:
 
 
 def detach(nodes: Iterable[Node]) -> None:
-    """Undo ``attach``."""
     for node in nodes:
         node.meta.pop(_KEY, None)
 

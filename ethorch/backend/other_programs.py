@@ -37,7 +37,6 @@ class OtherProgram:
     inputs: Inputs
 
     def pte(self) -> bytes:
-        """Return the ``.pte``."""
         register_quantized_kernels()
         return bytes(self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
 
@@ -87,6 +86,7 @@ def lower_for_cortex_m(
 
     Args:
         cpu: CPU name, e.g. ``cortex-m55``.
+        samples: Calibration inputs, read only if ``quantize`` is True.
         explicit_layout: Whether to permute tensors instead of changing their memory format.
     """
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config

@@ -36,7 +36,7 @@ def requantizes(node: Node, supported: Container[Node], tagged: Container[Node])
 
 
 def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
-    """Tag a dequantize or constant node with the partition that reads it. If several partitions read the node, copy it for each."""
+    """Tag a node with the partition that reads it. Copy it for each partition if it has other readers; erase it if it has none."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
@@ -54,7 +54,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes, except nodes that only assertions read and whose inputs are not returned either."""
+    """Return the tagged nodes without nodes that only assertions read, unless the result contains an input of the node."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):

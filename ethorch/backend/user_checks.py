@@ -69,7 +69,6 @@ class UserChecks:
             )
 
     def without_match(self) -> list[OperatorSupportBase]:
-        """Return the checks that have refused no operator."""
         return [check for number, check in enumerate(self.checks) if number not in self._matched]
 
     def _refusing(self, modules: Any, node: Node, alias: _Alias) -> Iterator[int]:

@@ -20,6 +20,7 @@ class Build:
         delegates: The delegates, in the order of the file.
         spec: The compile spec, including paths of ini files.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.
+        states: The mutable buffers.
     """
 
     pte: bytes = field(repr=False)

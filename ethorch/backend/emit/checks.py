@@ -36,7 +36,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return the reason if a tensor is not contiguous, a shape is dynamic or an input is not a tensor, or None otherwise."""
+    """Return None if inputs and constants are contiguous tensors of static shape and no operator requests channels-last."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):

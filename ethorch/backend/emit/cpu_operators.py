@@ -1,7 +1,6 @@
 """Replace CPU operators with the operators that ExecuTorch's lowering writes.
 
-An operator's form in ``ethorch/targets/cpu_operators.csv`` selects the replacement. Tests compare each replacement with
-ExecuTorch's lowering.
+An operator's form in ``ethorch/targets/cpu_operators.csv`` selects the replacement.
 """
 
 from __future__ import annotations

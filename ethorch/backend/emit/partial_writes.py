@@ -1,6 +1,6 @@
 """Write only the changed rows of a buffer.
 
-Contiguous rows at a constant offset are a delegate output with an address inside the buffer. The CPU writes other rows.
+The delegate writes contiguous rows at a constant offset directly into the buffer. The CPU writes other rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Part:
         rows: Node that computes the new integer values, which the delegate returns.
         shape: Shape of the view of the buffer to which the rows are written.
         dim: Axis along which rows are replaced.
-        start: Offset of the first replaced element if the rows are contiguous, or None.
+        start: Index of the first replaced element in the buffer if the rows are contiguous, or None.
         index: Node with the row indices, int32 or int64 [rows], if the rows are not contiguous, or None.
     """
 

@@ -18,13 +18,13 @@ CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
-    """Place tensors in memory. Return their offsets and the total number of bytes.
+    """Place tensors in memory. Return their byte offsets and the total number of bytes.
 
     Each tensor is placed at the lowest offset that is free during its lifetime. The best of three orders is used: by size, by size
     times lifetime, and by first write.
 
     Args:
-        tensors: Size in bytes, writing instruction and last reading instruction of each tensor.
+        tensors: Size in bytes, writing instruction and last reading instruction, keyed by tensor.
     """
     orders: tuple[Callable[[tuple[int, tuple[int, int, int]]], tuple[int, ...]], ...] = (
         lambda item: (-item[1][0], item[0]),
@@ -98,7 +98,6 @@ class Values:
         return self.integers(range(node.meta["val"].dim()))
 
     def integers(self, numbers: Iterable[int]) -> int:
-        """Add a list of ints."""
         return self.simple(Value("int[]", items=tuple(self.simple(Value("int", number=int(x))) for x in numbers)))
 
     def tensors(self, items: tuple[int, ...]) -> int:
