@@ -55,13 +55,12 @@ class Emitter:
         return self.name(f"{base}_{count}") if count else base
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """Add an input with a TOSA dtype."""
         value = Value(self.name(name), tuple(shape), dtype, self.origin)
         self.graph.inputs.append(value)
         return value
 
     def const(self, data: npt.ArrayLike, dtype: str | None = None, name: str = "const") -> Value:
-        """Return a constant. By default, its TOSA dtype is derived from the array; INT4, INT48 and BF16 must be specified."""
+        """Return a constant. By default, its TOSA dtype follows from the array's dtype (int8: INT8, int64: INT48)."""
         array = np.asarray(data)
         if dtype is None:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")
@@ -83,7 +82,7 @@ class Emitter:
         if row.dtypes is not None and operands[0].dtype not in row.dtypes:
             allowed = ", ".join(sorted(row.dtypes))
             text = f"{name} of {operands[0].dtype} is not defined; TOSA 1.0 allows {allowed}"
-            raise self.refuse(f"{name}.dtype", text, "Cast it in the model, or quantize the module to int8.")
+            raise self.refuse(f"{name}.dtype", text, "Cast the operand in the model, or quantize the module to int8.")
         inferred = row.infer(operands, attrs)
         if is_foldable(name, operands, attrs):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
@@ -123,5 +122,4 @@ class Emitter:
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 
     def refuse(self, id: str, text: str, remedy: str) -> Unsupported:
-        """Return the exception for a refusal of the current operator."""
         return Unsupported(Reason(id, text, remedy))

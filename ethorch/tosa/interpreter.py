@@ -1,7 +1,6 @@
 """Run integer TOSA graphs in NumPy, with the TOSA 1.0 semantics of all operators in Ethos-U delegates.
 
-Matrix products use BLAS and the narrowest float type in which partial sums are exact. Tests compare each operator bit for bit
-with the TOSA reference model.
+Matrix products use BLAS and the narrowest float type in which partial sums are exact.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Arra
 
 
 def results_of(op: Op, operands: Sequence[Array]) -> list[Array]:
-    """Return the results of one operator."""
     if op.name == "COND_IF":
         condition, *rest = operands
         return run(op.attrs["then_graph" if condition.item() else "else_graph"], rest)

@@ -52,12 +52,10 @@ class Value:
 
     @property
     def is_const(self) -> bool:
-        """True if the value is a constant."""
         return self.data is not None
 
     @property
     def rank(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     def __repr__(self) -> str:

@@ -113,5 +113,5 @@ def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ..
 
 
 def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the NHWC position of an axis."""
+    """Return the channels-last position of an axis, which differs only for ranks 4 and 5."""
     return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

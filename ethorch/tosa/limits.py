@@ -25,7 +25,6 @@ class Range:
 
 
 def upto(high: int) -> Range:
-    """Return the range 1..high."""
     return Range(1, high)
 
 

@@ -2,8 +2,7 @@
 
 ``features`` computes values that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
 1.0 that graphs store as Python attributes. Each has a kind that selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` (dtype of
-operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is INT48, INT32 otherwise). The TOSA 1.0
-specification defines the rules in each operator's section.
+operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is INT48, INT32 otherwise).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """The TOSA 1.0 definition of one operator. ``operands`` of None allows any number of operands (CONCAT, COND_IF)."""
+    """The TOSA 1.0 definition of one operator. If ``operands`` is None, any number of operands is allowed."""
 
     name: str
     operands: tuple[str, ...] | None

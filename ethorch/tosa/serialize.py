@@ -22,13 +22,13 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     """Serialize a graph to a TOSA 1.0 flatbuffer, with constant operands as tensors.
 
     Args:
-        locations: Whether to store ``debug.event_of`` each operator as JSON in its location.
+        locations: Whether to store each operator's ``debug.event_of`` as JSON in its location.
     """
     return _Writer(graph, locations).write()[0]
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
-    """Return the flatbuffer, and the index of each operator in the flatbuffer's operator list, which also contains CONSTs."""
+    """Return the flatbuffer, and the index of each operator of the main block in its operator list, which also contains CONSTs."""
     return _Writer(graph).write()
 
 

@@ -15,12 +15,12 @@ from ethorch.tosa.ir import NOWHERE, REGIONS, Graph, Op, Value
 
 
 def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> str:
-    """Return the graph as text. If ``constants`` is True, ``from_text`` can restore the graph."""
+    """Return the graph as text, by default with origins as comments. ``from_text`` can restore it if ``constants`` is True."""
     return "\n".join(_lines(graph, constants, origins)) + "\n"
 
 
 def from_text(text: str) -> Graph:
-    """Parse the output of ``to_text(constants=True)``. Raise ValueError, with the line, if the text is malformed."""
+    """Parse the output of ``to_text(constants=True)``. Raise ValueError if a line is malformed."""
     return _parse(text)
 
 

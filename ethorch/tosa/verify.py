@@ -7,7 +7,7 @@ from ethorch.tosa.opset import OPSET
 
 
 def verify(graph: Graph) -> None:
-    """Raise AssertionError unless operators are known, operands are defined before use, and shapes and dtypes match the opset."""
+    """Raise AssertionError unless names are unique, operands are defined before use, and shapes and dtypes match the opset."""
     names: set[str] = set()
     graphs = [region.name for region in graph.regions()]
     assert len(set(graphs)) == len(graphs), f"two regions have the same name: {graphs}"
