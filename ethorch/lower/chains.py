@@ -28,7 +28,7 @@ class PointwiseChain:
     """A chain of pointwise operators on one quantized tensor, not lowered yet.
 
     Attributes:
-        source: The operand of the chain that is not constant.
+        source: The only operand of the chain that is not constant.
         end: The last operator of the chain.
         steps: Whether the function has jumps, which a table must not interpolate.
     """

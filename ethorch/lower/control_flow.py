@@ -95,7 +95,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Lower the operands for the placeholders from ``first`` on. An operand that no subgraph reads becomes OnCpu."""
+        """Return the operands for the placeholders at index ``first`` and above, or OnCpu for operands that no subgraph reads."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]

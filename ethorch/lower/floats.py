@@ -127,7 +127,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert the constants that a quantizer would quantize to tensors."""
+        """Convert to tensors the constants that a quantizer would quantize."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:

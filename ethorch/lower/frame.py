@@ -98,7 +98,7 @@ class Frame(ABC):
         operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
-        inputs: The TOSA input for each node outside the graph.
+        inputs: The TOSA input for each node that is computed outside the TOSA graph.
         env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these for a
             multi-output operator.
         supported: Nodes that can run on the NPU.
@@ -172,7 +172,6 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the lowered positional and keyword arguments."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
@@ -199,7 +198,10 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or an operator reads ``node``."""
+        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or an operator reads ``node``.
+
+        The sole reader can be an operator marked ``absorbs``, such as ReLU, followed by quantize nodes.
+        """
         qparams: QParams | None = None
         users, carrier = list(node.users), node
         if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result can be quantized
@@ -218,7 +220,10 @@ class Frame(ABC):
         return qparams
 
     def qparams_of(self, node: Node) -> QParams | None:
-        """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA lacks the dtype."""
+        """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA lacks the dtype.
+
+        uint8 becomes INT8.
+        """
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
         if any(arg is None for arg in args[1:]):

@@ -99,14 +99,13 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """The name of the program's writer and, if it is ExecuTorch, the reason."""
+        """The writer's ``name`` and, if it is ExecuTorch, the ``id``, ``reason`` and ``remedy``. Otherwise, these are empty."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
         return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "remedy": reason.remedy}
 
     def restore(self, before: PartitionReport) -> None:
-        """Restore the placement recorded in ``before``."""
         self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
@@ -114,7 +113,6 @@ class PartitionReport:
         return sum(len(names) for names in self.delegated.values())
 
     def summary(self) -> str:
-        """Summarize the placement in one line."""
         line = summarize_placement(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
         if self.refusals:
             names = sorted({refusal.origin.target for refusal in self.refusals})

@@ -1,6 +1,6 @@
 """Remedies for operators without a lowering.
 
-The first row applies whose regular expression matches the operator's name without namespace, overload and ``_copy``.
+The first row whose regular expression matches the operator's name, without namespace, overload and ``_copy``, applies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph.
-
-In strict mode (``EthosUBackend.preprocess``) refusals are raised. The partitioner's dry run collects the refusals.
-"""
+"""Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class Walk(Frame):
 
     Args:
         graph, constants, builder, refused, operands: See Frame.
-        strict: Whether to raise refusals instead of collecting them, and to set the outputs of the TOSA graph.
+        strict: Whether to raise refusals instead of collecting them in ``refusals``, and to set the outputs of the TOSA graph.
     """
 
     def __init__(
@@ -98,7 +95,6 @@ class Walk(Frame):
         self._regions = Regions(self)
 
     def run(self) -> Walk:
-        """Lower every node in order."""
         for node in self.graph.nodes:
             self.b.origin = origin_of_codes(node)
             if node.op in ("placeholder", "get_attr"):
@@ -189,7 +185,6 @@ class Walk(Frame):
         return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
-        """Return one result of a multi-output operator."""
         source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
         if isinstance(source, (list, tuple)):
             return source[index]
@@ -272,7 +267,7 @@ class Walk(Frame):
         return result
 
     def require_present(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Check that every tensor argument is quantized and computed on the NPU."""
+        """Check that no argument is a CPU tensor or a float chain."""
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
                 raise Unsupported(self.absent(spec) or INT64_INPUT)

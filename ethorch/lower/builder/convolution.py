@@ -10,7 +10,7 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """A builder of convolutions, also for products with constant matrices and sums over windows."""
+    """A builder of convolutions."""
 
     def conv2d(
         self,

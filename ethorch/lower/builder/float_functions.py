@@ -32,7 +32,7 @@ def elu(x: FloatTensor, alpha: float = 1, scale: float = 1, input_scale: float =
 
 
 def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTensor:
-    """Return log(1 + exp(beta * x)) / beta without overflow."""
+    """Return log(1 + exp(beta * x)) / beta without overflow, or x if beta * x exceeds ``threshold``."""
     y = x if beta == 1 else x * beta
     soft = (y.maximum(0) + (-y.abs()).exp().log1p()) / beta
     return soft if threshold >= 20 else (y > threshold).then(x, soft)
@@ -67,8 +67,7 @@ def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Return the inverse tangent. Arguments are reduced to at most tan(pi / 8)."""
-    y = x.abs()
+    y = x.abs()  # arguments of the polynomial are at most tan(pi / 8)
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
     start = high.then(math.pi / 2, middle.then(math.pi / 4, 0))
@@ -84,7 +83,6 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 
 
 def asin(x: FloatTensor) -> FloatTensor:
-    """Return the inverse sine, with half-angle reduction if |x| > 1/2."""
     part, y = _asin_parts(x)
     return (y > 0.5).then(math.pi / 2 - part * 2, part).copy_sign(x)
 
@@ -138,7 +136,6 @@ def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = 
 
 
 def round_half_even(x: FloatTensor) -> FloatTensor:
-    """Return the nearest integer. Halves round to even."""
     low = x.floor()
     remainder = x - low
     odd = low - (low * 0.5).floor() * 2

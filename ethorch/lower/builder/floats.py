@@ -233,7 +233,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded according to ``rounding``. The remainder corrects the error of the reciprocal."""
+    """Return x / y, rounded by ``rounding`` (None, ``trunc`` or ``floor``). The remainder corrects the reciprocal's error."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

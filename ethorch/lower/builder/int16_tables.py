@@ -69,7 +69,7 @@ _MOST_CACHED = 256
 
 
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
-    """Return TABLEs whose sum, clamped to ``low..high``, is the function. The first TABLE spans all input values.
+    """Return TABLEs whose sum, clamped to ``low..high``, approximates the function. The first TABLE spans all input values.
 
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """A builder of lookup tables, which adds TABLEs for more precision."""
+    """A builder of lookup tables."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
         """Look up a function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, and quantize with ``out``.

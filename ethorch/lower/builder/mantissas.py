@@ -59,7 +59,7 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        A RESCALE by 1 to INT32 would change the TABLE to one of INT32, which U55 needs three operations for.
+        A RESCALE by 1 to INT32 would make the TABLE return INT32, which takes three operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")
@@ -68,7 +68,7 @@ class Mantissas:
         """Return INT32 function(m / 2**31) * 2**bits for a monotonic function. For v = 0, m is 2**31 / base.
 
         Entries are relative to the middle of the range, so that they have more bits. The steps of the results are powers of 2,
-        because U55 needs one operation less for these.
+        which saves an operation on U55.
         """
         real = function(self._entries)
         middle = (real[0] + real[-1]) / 2

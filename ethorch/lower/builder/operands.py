@@ -43,7 +43,6 @@ class OperandBuilder(ScalingBuilder):
         self.integers = integers
 
     def copy_empty(self: B) -> B:
-        """Return a builder for the same target with an empty graph."""
         return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
 
     # --- quantized and float tensors ----------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ class OperandBuilder(ScalingBuilder):
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """Convert a constant to integers of ``dtype``, or to booleans. Return a tensor unchanged.
+        """Convert a constant to integers of ``dtype``, or to truth values. Return a QTensor unchanged.
 
         Raises:
             Unsupported: ``integer.constant``, if the constant is not integral or exceeds 32 bits.
@@ -128,7 +127,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(self.widen(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
     def wrap(self, x: QTensor, dtype: str) -> QTensor:
-        """Convert INT32 to INT8 or INT16, modulo the width of ``dtype``."""
+        """Convert INT32 to INT8 or INT16 with wraparound. Return other tensors unchanged."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
         if not self.integers:

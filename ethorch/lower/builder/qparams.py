@@ -93,7 +93,6 @@ def float_qparams(dtype: str) -> QParams:
 
 
 def dtype_range(dtype: str) -> tuple[int, int]:
-    """Return the lowest and highest integer of a TOSA dtype."""
     bits = {"INT4": 4, "INT8": 8, "INT16": 16, "INT32": 32, "INT48": 48}[dtype]
     return -(1 << bits - 1), (1 << bits - 1) - 1
 

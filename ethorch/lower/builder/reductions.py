@@ -179,7 +179,7 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over ``axis`` by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
+    """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
     A pool reduces height and width, so a last ``axis`` is moved to the front, or a few rows are pooled as maps with one channel.
     """
@@ -248,12 +248,11 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the largest factor ``fine`` for ``deviations``, if ``count`` deviations are summed."""
+    """Return the largest ``fine`` for ``deviations`` of ``codes`` integer values, if ``count`` deviations are summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
 def int32_product(b: Builder, x: Value, y: Value) -> Value:
-    """Return the INT32 product of INT16 values."""
     return b.emit("MUL", b.rescale(x, 1.0, dtype="INT32"), b.rescale(y, 1.0, dtype="INT32"), shift=0)
 
 
@@ -281,7 +280,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return INT32 x - m and, in 1/64, mean - m for int16 ``x``, where m is the rounded mean over ``axes``."""
+    """Return INT32 x - m and (mean - m) * 64 for int16 ``x``, where m is the rounded mean over ``axes``."""
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")

@@ -39,11 +39,11 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A sequence contains one scale for each index of the last axis. A float is multiplied in its own dtype, then cast if
+        A sequence contains one scale for each index of the last axis. A float value is multiplied in its own dtype, then cast if
         ``dtype`` is a float dtype.
 
         Raises:
-            Unsupported: ``requantize.scale``, if a scale is zero, not finite or outside RESCALE's range.
+            Unsupported: ``requantize.scale``, if a scale is not positive, not finite or too large for RESCALE.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:

@@ -80,7 +80,7 @@ def _constant(x: Any) -> npt.NDArray[Any] | None:
 
 
 def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
-    """Return constants in half steps of ``q``. A constant that equals an integer value in float32 is even; any other is odd."""
+    """Return constants in half steps of ``q``. A constant that equals a dequantized value in float32 is even; any other is odd."""
     reals, numbers32 = q.dequantize(q.codes), numbers.astype(np.float32)
     place = np.searchsorted(reals, numbers32)
     equal = reals[np.minimum(place, reals.size - 1)] == numbers32
@@ -136,7 +136,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y, by SELECT or by the exact c * x + (1 - c) * y."""
+    """Return condition ? x : y with a SELECT, or as c * x + (1 - c) * y, which is exact."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":

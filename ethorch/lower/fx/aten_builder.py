@@ -109,7 +109,6 @@ class AtenBuilder:
         return self._derive(attribute(self.model, original), change)
 
     def combine(self, first: Node, second_node: Node, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Node:
-        """Insert a parameter computed from two parameters."""
         second = attribute(self.model, second_node).detach()
         return self._derive(attribute(self.model, first), lambda data: change(data, second))
 

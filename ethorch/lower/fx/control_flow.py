@@ -43,7 +43,6 @@ class Subgraph:
 
 
 def is_control_flow(node: Node) -> bool:
-    """Return True if ``node`` is a torch.cond or while_loop."""
     return node.op == "call_function" and node.target in GRAPHS
 
 

@@ -55,7 +55,7 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
     Raises:
         QuantizationError: ``quantize.dtype``, see ``check_float32``; ``quantize.name`` if torch.fx cannot write the name of a
-            submodule or parameter as code.
+            submodule or tensor as code.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())

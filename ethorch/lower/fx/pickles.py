@@ -31,7 +31,6 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(content: bytes) -> Any:
-    """Unpickle the output of ``dumps``."""
     return pickle.loads(content)
 
 

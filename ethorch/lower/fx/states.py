@@ -26,7 +26,7 @@ WRITTEN_AS_FLOAT = Reason(
 )
 SEVERAL_WRITES = Reason(
     "state.several_writes",
-    "several operators change the buffer in place",
+    "expected a single copy_ to the buffer, got several writes or another in-place operator",
     "Compute the next value of the buffer, and write it once with copy_.",
 )
 READ_AS_FLOAT = Reason(
@@ -138,7 +138,7 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 def with_reads_first(module: GraphModule) -> GraphModule:
     """Insert a clone before each write that copies the previous value of one buffer to another buffer.
 
-    Otherwise, ExecuTorch can overwrite the value before it copies the value.
+    Otherwise, ExecuTorch can overwrite the value before copying it.
     """
     late = _find_copies(module.graph)
     if not late:

@@ -1,6 +1,6 @@
 """Reduce pool strides above 3, for which Vela emits one operation per result.
 
-- Disjoint windows become a separate axis, by a RESHAPE.
+- A RESHAPE makes disjoint windows a separate axis.
 - Averages of disjoint squares also require a TRANSPOSE of the windows' rows.
 - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
 
@@ -22,7 +22,10 @@ _LARGEST_EXTENT = 65536
 
 
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
-    """Fold pools with a stride above 3 if the windows are disjoint or there are at least ``fewest_results`` results."""
+    """Fold pools with a stride above 3 if there are at least ``fewest_results`` results per channel.
+
+    Disjoint maxima, and disjoint averages along one axis, are always folded.
+    """
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])
         if max(stride) <= LARGEST_STRIDE:

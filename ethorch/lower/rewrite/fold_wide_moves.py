@@ -1,4 +1,4 @@
-"""Reduce the number of axes of CONCAT, SLICE and PAD, and the batches of data movement."""
+"""Reduce the number of axes of CONCAT, SLICE and PAD, and large batches of these and of TILE."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def copy_value(at: Place, value: Value) -> Value:
 
 
 def copy_broadcast_constants(r: Rewriter) -> None:
-    """Copy broadcast constants, so that each is read from flash only once."""
+    """Copy rescaled broadcast constants, so that each is read from flash only once."""
     for op in r.select(*ELEMENTWISE):
         for value in op.operands:
             rescale = r.producer(value, "RESCALE", sole=True)

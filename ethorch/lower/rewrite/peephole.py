@@ -161,9 +161,9 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Move the INT8 TABLE of a convolution with few channels after TRANSPOSEs that alone read it, so that Vela fuses the TABLE.
+    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
 
-    Vela 5.2 loses the TABLE after a TRANSPOSE of a CLAMP (U85), a TRANSPOSE of five axes (U65), or TRANSPOSEs that cancel.
+    Excluded are TRANSPOSEs after which Vela 5.2 loses the TABLE: of a CLAMP (U85), of five axes (U65), or that cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

@@ -180,7 +180,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
     Args:
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Called with the name and graph of each step that changed the graph. See :func:`dump_to`.
+        dump: Called with ``as lowered`` and the graph, then with the name of each step that changed it. See :func:`dump_to`.
     """
     names = Names(graph)
 

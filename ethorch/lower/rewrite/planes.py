@@ -1,4 +1,4 @@
-"""Convert NCHW inputs to NHWC by a convolution that reads the planes as bricks.
+"""Convert NCHW inputs to NHWC with a convolution that reads the planes as bricks.
 
 C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A
 1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory layouts, so ``ethorch.vela.planes`` sets the
@@ -35,6 +35,7 @@ class Planes:
 
     Attributes:
         name: Name of the result of the replaced TRANSPOSE.
+        input: Index of the graph input.
         results: Names of the results of the new operators.
         count: Number of planes C.
         rows, columns: Number of rows and columns of bricks.
@@ -80,7 +81,7 @@ def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]
 
 
 def copy_selected_inputs(graph: Graph, most: int) -> None:
-    """Copy inputs that a SELECT reads. See ``vela.select-of-reshaped``."""
+    """Copy convertible inputs that a SELECT reads. See ``vela.select-of-reshaped``."""
     r = Rewriter(graph)
     sources = {source for _, source, *_ in _find_transposes(r, most)}
     for op in r.select("SELECT"):
@@ -113,7 +114,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself if it has none."""
+    """Return a copy in which convolutions read inputs of at most ``most`` planes, and the Planes, or ``graph`` if none qualify."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:

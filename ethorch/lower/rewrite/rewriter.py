@@ -77,7 +77,6 @@ class Rewriter:
         return (op for op in ops if op in self._next)
 
     def select(self, *names: str) -> Iterator[Op]:
-        """Iterate over the operators with the given names."""
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
@@ -110,7 +109,7 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Return the position before ``op``. New names derive from the name of ``of``."""
+        """Return the position before ``op``. New names derive from the name of ``of`` (default: the first result)."""
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 

@@ -1,4 +1,4 @@
-"""Select rearranged channels by the weights of the convolutions that read them.
+"""Select rearranged channels with the weights of the convolutions that read them.
 
 A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, and moves each byte several
 times. A 1x1 convolution can read the original channels instead, with zero weights for unused channels.

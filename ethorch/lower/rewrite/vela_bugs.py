@@ -37,10 +37,11 @@ class VelaBug:
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.
         reads: Same as ``of``, ignoring RESHAPEs in between.
-        placement: ``anyhow`` if a CONCAT or PAD must read the result, ``reshaped`` if it must do so after a RESHAPE, or empty.
+        placement: ``anyhow`` if a CONCAT or PAD must read the result, ``reshaped`` if it must read a RESHAPE of it, or empty.
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided although no test graph reproduces it.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
+        versions: Vela versions that have the bug.
     """
 
     id: str
@@ -636,7 +637,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.long-sum",
         wrong="Vela splits a REDUCE_SUM of more than 65,536 elements, and rescales each partial sum like the total.",
-        instead="``lower.ops.sums`` computes sums of partial sums because of a limit in ``targets.u85``.",
+        instead="``lower.builder.reductions`` computes sums of partial sums because of a limit in ``targets.u85``.",
         operators=("REDUCE_SUM",),
         families=U85,
     ),

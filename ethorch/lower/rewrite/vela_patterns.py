@@ -410,7 +410,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE that is reshaped to more than four axes, with an extent of 1 before the last three."""
+    """Return True if an operand is a SLICE reshaped to more than four axes, with an extent of 1 before the last three axes."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 
@@ -503,7 +503,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE read by a TRANSPOSE that Vela undoes with its own for a MATMUL or REDUCE_SUM, or None."""
+    """Return the shared SLICE whose TRANSPOSE is undone by Vela's TRANSPOSE for a MATMUL or REDUCE_SUM, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])

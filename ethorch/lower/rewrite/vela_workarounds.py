@@ -42,7 +42,7 @@ def copy_result(r: Rewriter, op: Op) -> None:
 
 
 def clamp_operand(r: Rewriter, op: Op) -> None:
-    """Clamp the operand to its full range, by a CLAMP that Vela fuses with the operand's producer."""
+    """Clamp the operand to its full range, with a CLAMP that Vela fuses with the operand's producer."""
     info = np.iinfo(CODES[op.operands[0].dtype])
     r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
 
@@ -89,7 +89,7 @@ def change_weights(r: Rewriter, op: Op) -> None:
 
 
 def rescale_after(r: Rewriter, op: Op) -> None:
-    """Move the RESHAPE before the RESCALEs, or copy the operand of the RESHAPE."""
+    """Move the RESHAPE before the RESCALEs if possible, or copy the operand of the RESHAPE."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
         if r.uses(value) > 1 or not _may_be_reshaped(rescale):
@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange the operands if the operator is commutative and the second operand has one shape. Otherwise, copy the first."""
+    """Exchange commutative operands if Vela stores the second in its own shape. Otherwise, copy or reshape the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
