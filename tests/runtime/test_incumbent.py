@@ -28,6 +28,17 @@ def test_programs_of_the_incumbent_equal_their_tosa(incumbent, name):
     check_program(incumbent, name, TARGETS[name], 2 if name == "interrupted" else 1)
 
 
+def test_a_program_gives_the_same_of_tensors_and_of_arrays(incumbent):
+    program = runtime.load(incumbent / "cnn.pte")
+    (x,) = random_inputs("cnn")
+    (wanted,) = program(x)
+    array = x.numpy()
+    for x_array in (array, array.astype(">f4"), np.asfortranarray(array)):
+        (found,) = program.arrays(x_array)
+        assert isinstance(found, np.ndarray) and np.array_equal(found, wanted.numpy())
+    assert torch.equal(program(array)[0], wanted)
+
+
 def test_its_files_are_written_as_they_were_read(incumbent):
     found = [check_round_trip(path.read_bytes()) for path in sorted(incumbent.glob("*.pte"))]
     assert len(found) >= len(INPUTS)
