@@ -33,12 +33,12 @@ _NAMES = {
     "ifm_c": "the number of input channels",
     "pictures": "the batch size times the volume depth",
     "stride": "the stride",
-    "padding_of_wide_stride": "the padding, if the stride is greater than 3,",
-    "dilation_of_wide_stride": "the dilation, if the stride is greater than 3,",
+    "padding_of_wide_stride": "the padding of a window with a stride above 3",
+    "dilation_of_wide_stride": "the dilation of a window with a stride above 3",
     "kernel_w": "the window width",
-    "padded_kernel": "the window size, if the window has padding,",
-    "extent_of_padded_stride": "the input size, if the window has padding and a stride,",
-    "longest_axis": "the longest dim of both matrices",
+    "padded_kernel": "the size of a padded window",
+    "extent_of_padded_stride": "the input size of a padded window with a stride",
+    "longest_axis": "the longest dim of the two matrices",
     "extent": "the size of the dim",
     "outer": "the number of elements in the dims before the dim",
     "inner": "the number of elements in the dims after the dim",
@@ -101,6 +101,6 @@ class Limits:
             )
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:
-                text = f"{operator}: {_NAMES.get(feature, feature)} is {features[feature]}{where}; expected {allowed}"
+                text = f"{operator}: {_NAMES.get(feature, feature)} is {features[feature]}; expected {allowed}{where}"
                 return Reason(f"{operator}.{feature}", text, self.remedies.get(feature) or REMEDIES[feature])
         return None

@@ -215,7 +215,7 @@ def test_what_the_silicon_cannot_do_has_a_reason_with_the_row(monkeypatch) -> No
     (refusal,) = partitioner.report.refusals
     assert refusal.reason.id == "CONV2D.ifm_c"
     assert "4" in refusal.reason.text
-    assert "on ethos-u55-128; expected 1..3" in refusal.reason.text
+    assert "expected 1..3 on ethos-u55-128" in refusal.reason.text
     assert partitioner.report.to_json()["cpu"][0]["id"] == "CONV2D.ifm_c"
 
 
