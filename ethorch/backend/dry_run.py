@@ -50,7 +50,7 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return reasons for operators that the user refuses. Subclasses override this method, which returns {}."""
+        """Return reasons for operators that the user refuses. The default is {}."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:

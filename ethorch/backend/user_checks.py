@@ -1,7 +1,7 @@
 """Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-Partitioners decompose different operators. A check for ``convolution`` must match ethorch's ``conv2d``, and a check for attention
-must match the products that the quantizer creates from attention.
+ethorch and the Arm backend decompose different operators. A check for ``convolution`` must match ethorch's ``conv2d``, and a check
+for attention must match the products that the quantizer creates from attention.
 """
 
 from __future__ import annotations

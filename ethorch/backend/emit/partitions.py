@@ -52,7 +52,7 @@ def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Partition:
-    """The TOSA graph of a partition, and the arguments for rewriting the graph."""
+    """The TOSA graph of a partition, and the tuning for its rewrites."""
 
     graph: TosaGraph
     tuning: Tuning

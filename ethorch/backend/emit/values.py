@@ -57,7 +57,7 @@ def align(size: int) -> int:
 
 
 class Values:
-    """The value table of a method. Equal numbers, strings and lists share an entry."""
+    """The value table of a method. Methods that add a value return its index. Equal numbers, strings and lists share an entry."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -94,7 +94,6 @@ class Values:
         return self.simple(replace(value, shape=shape, dim_order=tuple(range(len(shape))), data=0, extra=None))
 
     def order(self, node: Node) -> int:
-        """Add the dim order of a contiguous tensor."""
         return self.integers(range(node.meta["val"].dim()))
 
     def integers(self, numbers: Iterable[int]) -> int:
