@@ -28,8 +28,8 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
             ``<entry point>.<old name>``.
 
     Raises:
-        ProgramError: Shared buffers differ in dtype, layout or initial value, named data differ, a temporary tensor has an initial
-            value, or a persistent tensor is outside all buffers.
+        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, named data differ, a temporary tensor has
+            an initial value, or a persistent tensor is outside all buffers.
     """
     contents = _Contents()
     buffers = _Buffers()
