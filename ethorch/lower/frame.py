@@ -222,7 +222,7 @@ class Frame(ABC):
     def qparams_of(self, node: Node) -> QParams | None:
         """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA lacks the dtype.
 
-        uint8 becomes INT8.
+        Parameters of uint8 are converted to INT8.
         """
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]

@@ -156,7 +156,7 @@ def no_dtype(b: Builder, role: str, node: Node) -> Reason:
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
         "graph.dtype",
-        f"expected {role} to be {allowed} on the NPU, got {dtype}",
+        f"expected {role} to be one of {allowed} on the NPU, got {dtype}",
         "Convert the tensor to a supported dtype in the model, or select a target with the TOSA extension for the dtype.",
     )
 

@@ -93,7 +93,7 @@ class Mantissas:
 
 
 def exponent_of(v: float, base: Literal[2, 4]) -> int:
-    """Return h of a number from 1 to 2**31."""
+    """Return the exponent h (see Mantissas) of a number of at least 1 and below 2**31."""
     zeros = 30 - math.floor(math.log2(v))
     return zeros if base == 2 else zeros // 2
 

@@ -99,7 +99,7 @@ class MovementBuilder(Emitter):
         return self.store_as(x, [(0,), (2,), (3,), (1,)])
 
     def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
-        """Return the PyTorch tensor for a value in NHWC layout."""
+        """Return an NHWC value as a QTensor [N, C, H, W], or [C, H, W] if ``rank`` is 3."""
         return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
 
     def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:

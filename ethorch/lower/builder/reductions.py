@@ -123,7 +123,7 @@ def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> V
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a ``tabulate`` section whose last entry is exactly at ``bound``."""
+    """Return the start of a ``tabulate`` section of about ``length`` values whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 

@@ -139,7 +139,6 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
     def quantize(self, value: Value, out: QParams) -> Value:
-        """Quantize a float value with ``out``."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")

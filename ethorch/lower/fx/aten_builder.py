@@ -85,7 +85,6 @@ class AtenBuilder:
         return AtenBuilder(self.model, node, self.limits, calibrated=self.calibrated)
 
     def absent(self, operator: str) -> bool:
-        """Return True if the target does not support the TOSA operator."""
         return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:

@@ -174,7 +174,6 @@ def leave_out(node: Node) -> None:
 
 
 def is_left_out(node: Node) -> bool:
-    """Return True if ``leave_out`` marked the operator."""
     return _LEFT_OUT in (node.meta.get("custom") or {})
 
 

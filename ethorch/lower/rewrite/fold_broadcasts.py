@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 def fold_broadcasts(r: Rewriter) -> None:
     """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
 
-    RESCALEs of operands, and operators that Vela fuses, also use the new shape.
+    RESCALEs of operands, and operators that Vela fuses with the result, also use the new shape.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]

@@ -1,4 +1,4 @@
-"""Reorder a convolution's output channels in its weights instead of by a TRANSPOSE, e.g. in a pixel shuffle.
+"""Replace a TRANSPOSE of a convolution's output channels with reordered weights, e.g. in a pixel shuffle.
 
 The remaining TRANSPOSE moves entire rows of channels or disappears.
 """

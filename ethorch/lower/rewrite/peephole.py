@@ -163,7 +163,8 @@ def move_tables_before_moves(r: Rewriter) -> None:
 def move_tables_after_transposes(r: Rewriter) -> None:
     """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
 
-    Excluded are TRANSPOSEs after which Vela 5.2 loses the TABLE: of a CLAMP (U85), of five axes (U65), or that cancel.
+    Cases in which Vela 5.2 loses the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
+    cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

@@ -1,8 +1,8 @@
 """Convert NCHW inputs to NHWC with a convolution that reads the planes as bricks.
 
-C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A
-1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory layouts, so ``ethorch.vela.planes`` sets the
-strides in the commands.
+C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, which stores 16 channels adjacently:
+16 adjacent columns of a plane act as channels. A 1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory
+layouts, so ``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def reads(r: Rewriter, value: Value, *names: str) -> bool:
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value``, directly or (if ``reshaped``: only) after RESHAPEs."""
+    """Return True if a CONCAT or PAD reads ``value`` or, after RESHAPEs, its elements. ``reshaped`` requires a RESHAPE."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
@@ -211,7 +211,7 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """Return True if a SLICE reads the unfused RESCALE ``op``, and one of both has several readers."""
+    """Return True if a SLICE reads the unfused RESCALE ``op``, and either has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
