@@ -129,7 +129,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of(
-                "the operator results from the decomposition of an operator that Vela refuses"
+                "the operator results from the decomposition of an operator that the NPU or Vela refuses"
             )
 
     def prepare(self, program: ExportedProgram) -> None:

@@ -71,6 +71,8 @@ def entry_point(program: Program, method: str | None = None) -> str:
     if method not in entries:
         raise HostError(
             f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.{did_you_mean(method or '', entries)}"
+            if entries
+            else "the program has no method that computes; its methods only return constants."
         )
     return method
 

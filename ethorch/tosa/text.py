@@ -21,7 +21,10 @@ def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> s
 
 def from_text(text: str) -> Graph:
     """Parse the output of ``to_text(constants=True)``. Raise ValueError if a line is malformed."""
-    return _parse(text)
+    try:
+        return _parse(text)
+    except KeyError as error:
+        raise ValueError(f"the graph does not define {error}") from None
 
 
 def _lines(graph: Graph, constants: bool, origins: bool) -> Iterator[str]:

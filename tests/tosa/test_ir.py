@@ -42,9 +42,9 @@ def test_text_is_read_back() -> None:
     assert serialize(again) == serialize(graph)
 
 
-@pytest.mark.parametrize("line", ["%y: INT8[1] = NOPE", "const %c: INT8[2]", "input x: INT8[1]"])
+@pytest.mark.parametrize("line", ["%y: INT8[1] = NOPE", "const %c: INT8[2]", "input x: INT8[1]", "output %x"])
 def test_text_that_is_not_a_graph_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"not a|without data"):
+    with pytest.raises(ValueError, match=r"not a|without data|does not define"):
         from_text(f"graph main\n{line}\n")
 
 
