@@ -1,4 +1,4 @@
-"""Child process of ``compile_apart``: ``python -m ethorch.vela FOLDER PARENT``."""
+"""Child process of ``compile_apart``: ``python -m ethorch.vela FOLDER PARENT_PID``."""
 
 from __future__ import annotations
 

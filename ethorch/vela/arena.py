@@ -44,7 +44,7 @@ def total_bytes(model: CompiledModel) -> int:
 
 
 def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
-    """Search for the smallest arena that adds hardly any cycles, starting at Vela's smallest schedule.
+    """Search for the smallest arena whose cycles are within ``tolerance``, starting at Vela's smallest schedule.
 
     The total size of staging memory and scratch region does not increase.
 
@@ -54,7 +54,8 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
         tolerance: Maximum increase in cycles, relative to ``first``.
 
     Returns:
-        The selected model and its requested size: None for ``first``, 0 for Vela's smallest schedule.
+        The selected model and its requested size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
+            returned if less than 4 % would be saved.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 
@@ -135,7 +136,11 @@ def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer with the spec's arena setting. Raise VelaError if Vela rejects the graph."""
+    """Compile a TOSA flatbuffer with the spec's arena setting, unless its flags set the arena size or optimization goal.
+
+    Raises:
+        VelaError: Vela rejected the graph.
+    """
     if spec.arena == FAST or not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags):
         return compile(tosa, spec)
 

@@ -71,9 +71,9 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate from the artifacts in ``folder`` that have the same payload.
+    """Return the operators of a delegate's commands from the artifacts in ``folder`` with the same payload.
 
-    Folders written by ``executorch.backends.arm`` contain only TOSA files. These are compiled until a payload matches.
+    Folders written by ``executorch.backends.arm`` contain only TOSA files, which are compiled until a payload matches.
 
     Raises:
         EthorchError: No artifact matches the payload.
@@ -84,7 +84,7 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
     recompiled = _recompile(sorted(Path(folder).glob("*.tosa")), payload, specs)
     if recompiled is None:
         raise EthorchError(
-            f"{os.fspath(folder)} has no graphs of this program. Use the folder written by Program.save or by a compile "
+            f"{os.fspath(folder)} contains no graphs of this program. Use the folder written by Program.save or by a compile "
             "spec's dump_intermediate_artifacts_to()."
         )
     return recompiled

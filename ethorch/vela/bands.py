@@ -44,7 +44,7 @@ class Way:
 
 
 def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, cache: arena.SearchCache) -> Graph | None:
-    """Split Parts of a copy of the graph into bands. Return the copy, or None if no split reduces the arena.
+    """Return a copy of the graph with Parts split into bands, or None if no split reduces the arena.
 
     Args:
         first: Model compiled from ``graph`` with the smallest arena.

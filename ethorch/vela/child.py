@@ -1,4 +1,4 @@
-"""Run Vela in a child process that may crash or exceed a time limit."""
+"""Run Vela in a child process, which may crash or exceed a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """Compile a TOSA flatbuffer in a child process. Data is exchanged through files."""
+    """Compile a TOSA flatbuffer in a child process, and exchange data through files."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)
@@ -36,7 +36,10 @@ def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) 
                 "timeout_seconds."
             ) from None
         if child.returncode < 0:
-            raise VelaError(f"Vela was terminated by signal {-child.returncode}. The graph is damaged, or Vela has a bug.")
+            raise VelaError(
+                f"Vela was terminated by signal {-child.returncode}. The graph may be damaged, memory may be insufficient, or Vela "
+                "has a bug."
+            )
         try:
             result = json.loads((folder / "result.json").read_text())
         except (OSError, ValueError):

@@ -88,7 +88,7 @@ class ScheduledOp:
     """An operation of Vela's schedule and the TOSA operator that it computes.
 
     Attributes:
-        name: Output tensor, or that of the last operation if several are fused.
+        name: Name of the output tensor, which is that of the last operation if several are fused.
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         npu_cycles: Cycles of the computation.
@@ -119,7 +119,7 @@ class CompiledModel:
         inputs, outputs: Tensors in the order of the TOSA graph.
         load_tables: Function that reads Vela's database.
         passes: Passes that changed the command stream (``ethorch.vela.optimize``).
-        before_passes: The program with Vela's stream, if passes changed it.
+        before_passes: The model before the passes, until their result is verified. None if no pass changed it.
     """
 
     command_stream: bytes = field(repr=False)

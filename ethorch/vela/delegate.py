@@ -39,7 +39,7 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
-    """Return the graph after the target's rewrites, verified.
+    """Apply the target's rewrites to ``graph``, verify it, and return it.
 
     If ``spec.path_for_intermediates`` is set, ``delegate_N.steps`` contains the graph before and after each rewrite that
     changes it.
@@ -65,8 +65,8 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """Rewrite, compile and verify a lowered TOSA graph. The graph is modified in place.
 
-    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this reduces cycles. If the arena exceeds its limit, operators are
-    split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
+    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this should save cycles. If the arena exceeds its limit, operators
+    are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
     (``vela.repair``).
 
     Raises:
@@ -148,7 +148,7 @@ def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
             try:
                 return _compile(copy_outputs(graph), spec)
             except VelaError:
-                logger.debug("Vela refuses the graph with copies of its outputs as well")
+                logger.debug("Vela also refuses the graph with copied outputs")
         raise explain_refusal(error, graph, spec) from error
 
 

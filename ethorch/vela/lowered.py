@@ -48,7 +48,6 @@ class Lowered:
 
     @property
     def payload(self) -> DelegatePayload:
-        """The payload for firmware and the simulator."""
         return self.compiled.payload
 
     def with_payload(self, payload: DelegatePayload, inserted: tuple[int, ...] = ()) -> Lowered:

@@ -29,7 +29,7 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model; ``model`` if unchanged, or rejected by the verifier."""
+    """Return the optimized model, or ``model`` if no pass changes it or the verifier rejects the result."""
     passes = spec.stream_passes
     if not passes or model.command_stream[:4] != stream.COP1:
         return model
@@ -73,7 +73,7 @@ def _places(tensors: Sequence[IoTensor]) -> tuple[Place, ...]:
 
 
 def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: EthosUCompileSpec) -> CompiledModel:
-    """Adjust Vela's estimates by the differences of the cycle model."""
+    """Return the optimized model. Add the change of the modeled cycles to Vela's estimates."""
     image = optimized.stream.image
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
     origins = _find_origins(optimized)
@@ -102,7 +102,7 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map operations to decoded ones. A new operation maps to the one that it replaces, or to the next."""
+    """Map keys of operations to decoded ones. A new operation maps to the one that it replaces, or to the next."""
     decoded = [op.key for op in optimized.before.ops]
     remaining = {op.origin for op in optimized.stream.ops}
     before = dict(pairwise(reversed(decoded)))
@@ -118,7 +118,7 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
 
 
 def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
-    """Return the new byte offset of each last part; a removed operation has that of the previous one."""
+    """Map each decoded operation to the new byte offset of its last part, or of the previous operation if it is removed."""
     encoded = optimized.encoded.offsets
     last = {origins[op.key]: encoded[op.key] for op in optimized.stream.ops}
     offset, offsets = encoded[optimized.stream.ops[0].key], {}

@@ -45,8 +45,8 @@ class _Operand:
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
     """Return the delegate if its results match its TOSA graph. Otherwise return a correct delegate with copies.
 
-    A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator lacks
-    memory.
+    A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator cannot load
+    it.
 
     Raises:
         VerificationError: The results differ, and copies do not correct them.
@@ -73,7 +73,7 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
         if mended is None:
             raise
         logger.warning(
-            "Vela's commands for %s compute a wrong result. ethorch corrected it by %s before %s. "
+            "Vela's commands for %s compute a wrong result. ethorch corrected it with %s at %s. "
             "Please report this, and attach the model. [vela.repaired]",
             error.operator or "an operator",
             "a copy" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies",
@@ -187,7 +187,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy operands before they are read. Return a description of each reading operator."""
+    """Copy operands before operators, and results (``place`` None) after them. Return a description of each operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)
