@@ -105,26 +105,20 @@ def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:
-    """Return (m, s) with 1 / count = m / 2**s, as in TOSA.
-
-    m = (((1 << 30) + 1) << k) // count, s = 30 + k, and k is the bit length of count - 1.
-    """
+    """Return (m, s) such that m / 2**s approximates 1 / count, as in TOSA."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """Divide by ``count`` with ``reciprocal`` and round half up (npu-reference 6.6)."""
+    """Divide by ``count`` using ``reciprocal``, and round half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded
 
 
 def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Interpolate a table from 16 to 16 bits (npu-reference 6.4).
-
-    base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127, u = value + 32768.
-    """
+    """Interpolate a table of 16-bit results (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
     result: Ints = base[i] + ((slope[i] * (u & 127) + 64) >> 7)
@@ -132,10 +126,7 @@ def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Interpolate a table from 16 to 32 bits, like TOSA's TABLE on int16 (npu-reference 6.4).
-
-    (base[i] << 7) + slope[i]*f, with i and f as in ``interpolate_16``.
-    """
+    """Interpolate a table of 32-bit results, like TOSA's TABLE on int16 (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
     result: Ints = (base[i] << 7) + slope[i] * (u & 127)
@@ -148,7 +139,7 @@ def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid with the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
+    """Compute sigmoid as 16384 plus half of tanh, from the table in steps of 2**9 (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 

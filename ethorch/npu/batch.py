@@ -48,13 +48,13 @@ def run_many(
         inputs: The place and the images of each input. Axis 0 is the image index.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
         threads: Number of threads. Default: the number of available CPUs.
-        machine: Function that creates a machine, called once per thread.
+        machine: Function that creates a machine, called once per thread. Default: ``Machine`` with these sizes.
 
     Returns:
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An array does not fit into its place, or an image fails. If several fail, the first is reported.
+        MachineFault: An array does not match its place, or an image fails. If several fail, the first is reported.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

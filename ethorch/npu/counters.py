@@ -88,13 +88,13 @@ PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """Return lower bounds for the PMU events that can be derived from the work, keyed by event number.
+    """Return the PMU events that can be derived from the work, keyed by event number.
 
-    The bounds assume that every byte is moved once, in full beats, and that every MAC unit is busy.
+    MAC and AXI events are lower bounds: every byte is moved once, in full beats, and every MAC unit is busy.
 
     Args:
         ports: AXI port by region. Default: the configuration of Arm's driver.
-        cycles: Vela's estimate for all runs. If None, cycle events are omitted.
+        cycles: Vela's estimate for all runs, reported as CYCLE and NPU_ACTIVE. If None, cycle events are omitted.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -123,7 +123,6 @@ class Tally:
     last_seconds: float = 0.0
 
     def add(self, run: int, seconds: float) -> None:
-        """Add one execution of the step to run ``run``."""
         self.runs += 1
         self.seconds += seconds
         self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
@@ -152,7 +151,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return names and seconds of the last run, without waits: per operator if ``sources`` are known, else per command."""
+    """Return (name, seconds) pairs of the last run, without waits: per operator if ``sources`` are known, else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

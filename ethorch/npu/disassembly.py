@@ -27,7 +27,7 @@ class Line:
     Attributes:
         tensors: Description of each tensor, keyed by OFM, IFM, WEIGHT, ...
         details: Description of kernel, scale, activation, ..., keyed by subject.
-        registers: Raw values of the used registers.
+        registers: Parameters and registers of the operation (see ``stream.describe``).
         fault: Reason why the operation cannot run.
     """
 
@@ -60,7 +60,7 @@ def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
 
 
 def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any]]:
-    """Return the operations as plain data."""
+    """Return the non-empty attributes of each ``Line`` as a dict."""
     result = []
     for line in lines(program, sources):
         row = {k: v for k, v in vars(line).items() if k != "source" and (v or k in ("command", "offset"))}

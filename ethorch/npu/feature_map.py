@@ -70,7 +70,7 @@ class View:
 class FeatureMap:
     """The location and layout of a box.
 
-    Immutable by convention, because frozen instances are six times slower to construct.
+    Immutable by convention, because frozen instances are slow to construct.
     """
 
     name: str
@@ -96,7 +96,6 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all elements in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property

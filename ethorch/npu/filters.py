@@ -1,6 +1,6 @@
 """Decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, padded with the zero point. The bias includes the constant that the zero point adds. So
+x*w is summed over raw IFM values, padded with the zero point. ``Filter.offset`` contains the zero point's contribution. So
 |sum| <= max|x| * sum|w|, which depends only on the weights. float32 sums are exact below 2**24, float64 sums below 2**53. A sum
 beyond the float32 bound is split into partial sums within the bound, if that is faster than float64.
 """
@@ -87,7 +87,6 @@ class Streams:
         return (*self.weight_spans, *self.scale_spans)
 
     def get(self, m: Memory) -> Filter | Scales:
-        """Return the decoded streams. Outside the constant region, changed bytes are decoded again."""
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
@@ -98,7 +97,6 @@ class Streams:
         return cached[1]
 
     def key(self, read: Callable[[Span], Bytes]) -> Hashable:
-        """Return a key that identifies the decoded contents."""
         return self._key(self._digest(read))
 
     def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
@@ -164,7 +162,7 @@ class Streams:
         for s in range(len(streams)):
             self._place(flat, streams.pop(0).astype(flat.dtype, copy=False), replace(order, stream=s))
         if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
-            raise MachineFault(f"expected weights of 9 bits ({LEAST_WEIGHT}..{MOST_WEIGHT}), got {flat.min()}..{flat.max()}")
+            raise MachineFault(f"expected 9-bit weights ({LEAST_WEIGHT}..{MOST_WEIGHT}), got {flat.min()}..{flat.max()}")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:

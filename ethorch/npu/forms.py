@@ -2,7 +2,7 @@
 
 ``Prepared.run`` defines the correct result of the same computation.
 
-Forms, windows and ``Prepared`` are immutable by convention, because frozen dataclasses are four times slower to construct.
+Forms, windows and ``Prepared`` are immutable by convention, because frozen dataclasses are slow to construct.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Pool:
     Attributes:
         kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
         window: Kernel window, or None for NONE.
-        scaling: Scaling of the OFM, a scale stream, or None.
+        scaling: Scaling of the OFM, a scale stream, or None for AVERAGE.
     """
 
     kind: str

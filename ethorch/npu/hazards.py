@@ -4,7 +4,7 @@
 hardware works in blocks and reads ahead. Vela overlaps only elementwise operations with equal layouts (feature ReuseIFM),
 which is safe.
 
-``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
+``uninitialized`` finds operations that compute with bytes that neither the caller nor the stream has written.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Unwritten:
         self._marks[region][start : start + size_bytes] = 1
 
     def check_reads(self, m: Memory, prepared: Prepared) -> None:
-        """Raise MachineFault if the operation reads unwritten bytes."""
+        """Raise MachineFault if the operation computes with unwritten bytes."""
         for access in prepared.reads:
             if isinstance(access, Span) and not prepared.computes:
                 continue  # a DMA can move bytes that are never used

@@ -1,4 +1,4 @@
-"""Rewrite command streams to access inputs and outputs at other addresses, which avoids copying them.
+"""Rewrite command streams to access inputs and outputs at other addresses instead of copying them.
 
 Vela reuses the scratch bytes of an input after its last read, and those of an output before its first write.
 To redirect only accesses to the tensor itself, each byte is tracked through the stream, forward for inputs and backward for
@@ -72,7 +72,7 @@ class Inputs:
 
     Attributes:
         readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights
-            or with its overwritten bytes, or if the stream has branches or is not COP1.
+            or together with other bytes, or if the stream has branches or is not COP1.
         writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:

@@ -50,10 +50,10 @@ class Machine:
 
     Args:
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates nothing (npu-reference 1.1).
-        regions: Memory of the caller (uint8), keyed by region number and not copied.
+        regions: Arrays (uint8) to use as memory without a copy, keyed by region number.
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
-        checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
-            hardware could write over an IFM before reading it.
+        checks: ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``). ``overlap`` rejects
+            operations whose OFM could overwrite an input before hardware reads it.
         budget: Limit of work units per run. Default: proportional to memory. A stream without branches is rejected before it runs;
             a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
@@ -112,7 +112,8 @@ class Machine:
         """Execute the stream.
 
         Raises:
-            MachineFault: An operation failed. The message contains the command, the registers and the operator.
+            MachineFault: An operation failed, or the run exceeds the budget. The message contains the failed command, its registers
+                and its operator, if known.
         """
         self._run += 1
         try:
@@ -145,7 +146,7 @@ class Machine:
         """Return the plan for compiled execution, or None if the machine must use NumPy.
 
         Raises:
-            MachineFault: The stream exceeds the budget.
+            MachineFault: The stream exceeds the budget, or an operation is not supported.
         """
         if self.program.has_branches:
             return None
@@ -191,7 +192,7 @@ class Machine:
                 if not command.values["NPU_OP_BRANCH.cond"] or self._result_flag():
                     target = command.values["NPU_OP_BRANCH.target"]
                     if target not in program.at_offset:
-                        raise MachineFault(f"command {command.index} branches to byte {target:#x}, inside a command")
+                        raise MachineFault(f"command {command.index} branches to byte {target:#x}, where no command starts")
                     index = program.at_offset[target]
             else:
                 step = program.step(command, state)
@@ -280,7 +281,7 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Return ``counters.timeline`` of the last run."""
+        """Return (name, seconds) pairs of the last run (see ``counters.timeline``)."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:

@@ -24,7 +24,6 @@ class Prepared:
     """A prepared operation.
 
     Attributes:
-        run: Function that executes the operation.
         reads, writes: Accessed feature maps and spans, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Size of the largest array that a run allocates.
@@ -50,7 +49,6 @@ class Prepared:
 
     @property
     def maps(self) -> list[FeatureMap]:
-        """Feature maps that the operation accesses."""
         return [access for access in (*self.reads, *self.writes) if isinstance(access, FeatureMap)]
 
     @cached_property

@@ -89,7 +89,7 @@ class Program:
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:
-        """Prepare one operation of a stream with branches, with the given registers."""
+        """Prepare one operation of a stream with branches, from the registers in ``state``."""
         key = command.index, tuple(state.values())
         return self._step.get(key, lambda: self._prepare(stream.operation(self.config, command, dict(state))))
 

@@ -4,8 +4,7 @@ Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..
 encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or by
 ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 
-Sources: Arm's register headers for the three NPUs (see npu-reference 1.3, 2), and the CONFIG words in payloads of all eleven
-targets.
+Sources: Arm's register headers (npu-reference 1.3, 2), and the CONFIG words in payloads of all targets.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ STRIDE_MODE: Enum = {0: "1D", 1: "2D", 2: "3D"}
 
 @dataclass(frozen=True)
 class Register:
-    """A register of some NPU families. ``key`` is the hardware name without _M1."""
+    """A register or operation of some NPU families. ``key`` is the hardware name without _M1."""
 
     code: int
     name: str

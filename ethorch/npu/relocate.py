@@ -112,7 +112,7 @@ class Reading:
 
     Attributes:
         index: Index of the operation's command.
-        bases: Address, and whether it is in region 0, for each address register.
+        bases: Address, and whether it is in region 0, keyed by address register.
     """
 
     index: int

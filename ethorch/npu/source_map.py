@@ -39,10 +39,9 @@ class Source:
     """An operation in Vela's schedule.
 
     Attributes:
-        name: Output tensor.
+        name: Name of the output tensor.
         operator: Vela's name, e.g. Conv2D or MemoryCopy.
-        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls, respectively.
-        macs: Multiplications according to Vela.
+        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
         origin: Operator, module and source line, or an empty string if unknown.
     """
 
@@ -103,8 +102,8 @@ class Sources:
             is_pair = isinstance(end, list) and len(end) == 2 and all(type(number) is int for number in end)
             if not is_pair or end[0] < 0 or not 0 <= end[1] < len(sources):
                 raise FormatError(
-                    f"{label}: ends has {shorten(end)}; expected the offset of a command and the number of one of "
-                    f"{count_noun(len(sources), 'source')}. {_REMEDY}"
+                    f"{label}: ends has {shorten(end)}; expected [command offset, index into "
+                    f"{count_noun(len(sources), 'source')}]. {_REMEDY}"
                 )
         return cls((offset, sources[number]) for offset, number in data["ends"])
 
@@ -115,9 +114,9 @@ _TYPES = {entry.name: {"str": str, "int": int}[str(entry.type)] for entry in fie
 
 def _source(row: Any, label: str) -> Source:
     if not isinstance(row, dict) or row.keys() - _TYPES.keys() or _TYPES.keys() - row.keys() - {"origin"}:
-        raise FormatError(f"{label} is {shorten(row)}; expected a table with {', '.join(_TYPES)}. {_REMEDY}")
+        raise FormatError(f"{label} is {shorten(row)}; expected an object with the keys {', '.join(_TYPES)}. {_REMEDY}")
     for key, value in row.items():
         if type(value) is not _TYPES[key]:
-            expected = "an integer" if _TYPES[key] is int else "a text"
+            expected = "an integer" if _TYPES[key] is int else "a string"
             raise FormatError(f"{label}.{key} is {shorten(value)}; expected {expected}. {_REMEDY}")
     return Source(**row)

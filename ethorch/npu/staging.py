@@ -21,7 +21,7 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the region and the highest end address of each tensor that an operation can access.
+    """Yield the region and an upper bound of the end address of each tensor that an operation accesses.
 
     Args:
         region: Only this region. Default: all regions.

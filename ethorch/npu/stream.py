@@ -34,7 +34,7 @@ class Header:
 class Command:
     """A command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``. Immutable by convention, because frozen instances are four times slower to construct.
+    Equal commands share ``values``. Immutable by convention, because frozen instances are slow to construct.
     """
 
     index: int
@@ -166,7 +166,7 @@ def _parse_cop2(payload: bytes) -> Header:
 
 
 def commands(payload: bytes, header: Header) -> list[Command]:
-    """Decode every command. Raise MachineFault if a command is unknown."""
+    """Decode every command. Raise MachineFault if a command is unknown or illegal."""
     rows = registers.table(header.npu.family)
     size = header.stop - header.start
     words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
@@ -236,7 +236,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return the nonzero registers of an operation, with names for enumerated values."""
+    """Return an operation's parameters and relevant registers as text, without numbers equal to the reset value."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

@@ -56,7 +56,7 @@ def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Bits:
-    """A value of the bits to set in a 16-bit register with several fields."""
+    """Bits to set in a 16-bit register with several fields."""
 
     value: int
 
@@ -76,7 +76,7 @@ def with_registers(
         instead: Words of replacement commands, keyed by the byte offset of an operation.
 
     Returns:
-        The payload, and the new byte offset of each command.
+        The payload, and the new byte offset of each command, keyed by the old one.
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.

@@ -71,7 +71,9 @@ class VelaFile:
         for tensor, array in zip(self.inputs, inputs, strict=True):
             data = np.ascontiguousarray(array)
             if data.nbytes != tensor.size_bytes or data.dtype.itemsize != tensor.dtype.itemsize:
-                raise FormatError(f"input {tensor.name}: expected {tensor}, got {data.dtype}{list(data.shape)}.")
+                raise FormatError(
+                    f"input {tensor.name}: expected {tensor.dtype}{list(tensor.shape)}, got {data.dtype}{list(data.shape)}."
+                )
             regions[tensor.region][tensor.offset : tensor.offset + data.nbytes] = data.view(np.uint8).ravel()
             for machine in machines:
                 machine.mark_written(tensor.region, tensor.offset, data.nbytes)
@@ -84,7 +86,6 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
     """Run a .npz (``vela --output-format raw``) or .tflite written by Vela.
 
     Args:
-        inputs: Arrays in the order of the file.
         options: Arguments of the Machine.
 
     Raises:
@@ -104,7 +105,10 @@ def read_vela(path: str | os.PathLike[str]) -> VelaFile:
     for tensor in (*file.inputs, *file.outputs):
         size = file.region_bytes.get(tensor.region)
         if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 1 or tensor.offset + tensor.size_bytes > size:
-            raise FormatError(f"{tensor} exceeds its region, which has {size} bytes.")
+            raise FormatError(
+                f"tensor {tensor.name}: shape {list(tensor.shape)} at byte {tensor.offset} does not fit region {tensor.region}, "
+                f"which has {size or 0} bytes."
+            )
     if any(not 0 <= size <= MOST_REGION_BYTES for size in file.region_bytes.values()):
         raise FormatError(f"expected regions of at most {MOST_REGION_BYTES} bytes, got {file.region_bytes}.")
     return file

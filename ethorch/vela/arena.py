@@ -50,7 +50,6 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
     Args:
         first: Model compiled without a requested size.
-        again: Function that compiles with a requested size.
         tolerance: Maximum increase in cycles, relative to ``first``.
 
     Returns:

@@ -48,7 +48,6 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
 
     Args:
         first: Model compiled from ``graph`` with the smallest arena.
-        smallest: Function that compiles a graph with the smallest arena.
         limit: Arena limit in bytes.
     """
     is_cached, code = cache.get()

@@ -41,7 +41,6 @@ class Performance:
     Attributes:
         npu_cycles: Cycles of computation, and of transfers of weights and tables that do not overlap with it.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
-        npu_ops: Number of operations.
         cascades, cascaded_ops: Numbers of groups of operations computed in stripes, and of operations in these groups.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
@@ -91,7 +90,6 @@ class ScheduledOp:
         name: Name of the output tensor, which is that of the last operation if several are fused.
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
-        npu_cycles: Cycles of the computation.
         access_cycles: Access cycles, keyed by memory name.
         tosa_op: Index in the operator list of the TOSA block, or None if Vela inserted the operation.
         command_offsets: Byte offset of the last NPU_OP of each stripe, from the first command word, in ascending order.
@@ -117,7 +115,6 @@ class CompiledModel:
         scratch_bytes: Size of region 1.
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
-        load_tables: Function that reads Vela's database.
         passes: Passes that changed the command stream (``ethorch.vela.optimize``).
         before_passes: The model before the passes, until their result is verified. None if no pass changed it.
     """
@@ -188,10 +185,7 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """Return the operation of the command at a byte offset, or None after the last operation.
-
-        Register writes, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
-        """
+        """Return the operation of the command at a byte offset, or None after the last operation. See ``npu.source_map``."""
         return next((op for end, op in self._by_offset if end >= offset), None)
 
     @cached_property

@@ -1,7 +1,4 @@
-"""Change commands to read NCHW inputs as feature maps in the NPU's brick format (``ethorch.lower.rewrite.planes``).
-
-Each such command gets NCHW strides. The original register values are restored after the command.
-"""
+"""Change commands to read NCHW inputs as brick-format feature maps with other strides (``ethorch.lower.rewrite.planes``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
 
-This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid. In nearly all of them, the offset or shape of a tensor
-that is not written to memory is lost.
+This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid. Most of them lose the offset or shape of a tensor that
+is not written to memory.
 """
 
 from __future__ import annotations

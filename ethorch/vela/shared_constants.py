@@ -16,9 +16,6 @@ logger = logging.getLogger(__name__)
 def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
     """Return equivalent payloads with common ``weights``, in which identical constants are stored once.
 
-    Encoded weights are identical only if Vela chose the same block depth, encoded biases and scales only if the activation scales
-    are the same.
-
     Returns:
         Each payload with the offsets of inserted commands, or None if nothing is saved or a stream's addresses depend on data.
     """

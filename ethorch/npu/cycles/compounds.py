@@ -56,7 +56,7 @@ def _sizes(work: Work) -> tuple[object, ...]:
 
 
 def rate_product(ops: Sequence[Op], works: Sequence[Work]) -> Compound:
-    """Return the cycles of a matrix product (EstimateMatMulCycles)."""
+    """Return the cycles and traffic of a matrix product (EstimateMatMulCycles)."""
     batches = len({op.registers["IFM_BASE0"] for op in ops[::2]})
     columns = len(works) // 2 // batches
     height, width, depth = works[0].out
@@ -110,7 +110,7 @@ def _continues(before: Op, after: Op, first: Work, second: Work) -> bool:
 
 
 def rate_transposition(ops: Sequence[Op], works: Sequence[Work]) -> Compound:
-    """Return the cycles of a transposition (MeasureCycleCost)."""
+    """Return the cycles and traffic of a transposition (MeasureCycleCost)."""
     work = works[0]
     npu, elements = work.npu, volume(work.out) * len(works)
     height, width, depth = work.out

@@ -12,7 +12,7 @@ from ethorch.npu.runs import Run
 
 
 class Dependencies:
-    """Operations that wrote the bytes that an operation reads."""
+    """The operations that wrote the bytes that each operation reads."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.links: list[list[tuple[Run, int]]] = []  # by position: reads with their writers

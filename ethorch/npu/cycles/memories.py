@@ -31,11 +31,11 @@ Regions = Mapping[int, MemoryRate]
 
 
 def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], constants: str, arena: str, staging: str) -> Regions:
-    """Return the memory of each region.
+    """Return the rate of each region's memory.
 
     Args:
         port_bytes: Width of an AXI port.
-        memories: Keys of a ``System_Config`` section by memory. Defaults: regor.cpp.
+        memories: Keys of a ``System_Config`` section by memory. Missing keys have the defaults of regor.cpp.
     """
 
     def rate(name: str) -> MemoryRate:

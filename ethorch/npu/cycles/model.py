@@ -69,7 +69,7 @@ class Estimate:
 def estimate(
     stream: Stream, regions: Regions, effects: Effects = Effects(), rated: Sequence[RatedOperator] | None = None
 ) -> Estimate:
-    """Return the cycles of a stream by Vela's formulas.
+    """Return the cycles of a stream according to Vela's formulas.
 
     Args:
         rated: Operators of the stream, if known.

@@ -87,7 +87,7 @@ def input_traffic(work: Work) -> Iterator[Traffic]:
 
 
 def chained_traffic(head: Work, work: Work) -> Iterator[Traffic]:
-    """Yield the traffic of later kernels; Vela counts only one map outside the chain."""
+    """Yield the traffic of a later kernel of a chain. Vela counts only one map outside the chain."""
     for fm in work.ifms:
         if not fm.chained:
             if fm.elements > 1:
@@ -126,7 +126,7 @@ def _read_elements(work: Work) -> Iterator[int]:
 
 
 def channel_rate(npu: Npu, memory: MemoryRate, channel: int) -> float:
-    """Return ChannelBW of U85."""
+    """Return the bytes per cycle of a channel: ChannelBW on U85, the rate of the memory on other NPUs."""
     if npu.family != registers.U85:
         return memory.bytes_per_cycle
     write = channel == WRITE

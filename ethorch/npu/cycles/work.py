@@ -33,8 +33,6 @@ State = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Map:
-    """A feature map of a kernel."""
-
     size: Size
     bits: int
     bricks: bool
@@ -53,8 +51,6 @@ class Map:
 
 @dataclass(frozen=True)
 class Window:
-    """Window of a kernel."""
-
     size: tuple[int, int] = (1, 1)  # height, width
     extent: tuple[int, int] = (1, 1)  # dilated height, width
     stride: tuple[int, int] = (1, 1)

@@ -1,6 +1,6 @@
 """Dataflow of a command stream.
 
-The label of a byte is its writer and position in the output, or the value of a constant.
+Each byte has a label: its writer and its position in the written output, or its value if it is constant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: in
 
 
 class Digest(NamedTuple):
-    """Digest of the first bytes of an access. A transfer may also read unwritten bytes after a tensor."""
+    """A digest of the labels of an access's first bytes. A transfer may also read unwritten bytes after a tensor."""
 
     text: str
     size_bytes: int

@@ -23,7 +23,7 @@ _STREAMS = ("WEIGHT", "SCALE")
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` later transfers or kernels are running."""
+    """A wait until at most ``count`` transfers (``is_dma``) or kernels are unfinished."""
 
     is_dma: bool
     count: int
@@ -69,7 +69,10 @@ def encode_with_offsets(stream: Stream) -> Encoded:
 
 
 def derive_blockdep(before: Op | None, op: Op) -> int:
-    """Return BLOCKDEP: as decoded, 0 if the kernel reads bytes that ``before`` writes, or the maximum."""
+    """Return the decoded BLOCKDEP if ``op`` has one and its previous kernel ``before`` is None or unchanged.
+
+    Otherwise, return 0 if ``op`` reads bytes that ``before`` writes, or else the maximum.
+    """
     if op.before is not None and (before is None or before.key == op.before):
         return op.registers["BLOCKDEP"]
     return 0 if before is not None and _overlap(before.writes, op.reads) else MOST_BLOCKDEP[op.npu.family]

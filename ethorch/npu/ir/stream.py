@@ -34,8 +34,8 @@ class Op:
         parameter: Bits 16 to 31 of the command, e.g. the mode of a pool.
         registers: Raw register values by name.
         key: Byte offset of the command in the decoded stream, or negative for a new operation.
-        before: Key of the previous kernel for which BLOCKDEP is set, or None to derive BLOCKDEP.
-        origin: Key of the decoded operation of which this is a copy or a part, or None.
+        before: Key of the previous kernel in the decoded stream (-1 for the first kernel), or None to derive BLOCKDEP.
+        origin: Key of the decoded operation from which this one was copied or split, or None.
     """
 
     npu: Npu
@@ -92,7 +92,6 @@ class Op:
 
     @property
     def writes(self) -> tuple[Run, ...]:
-        """Bytes that the operation may write, including internal memory."""
         return self._list_runs()[1]
 
     def _list_runs(self) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
@@ -112,8 +111,6 @@ def _table(prepared: Prepared) -> tuple[Run, ...]:
 
 @dataclass
 class Stream:
-    """A command stream."""
-
     npu: Npu
     payload: bytes  # source of the header
     ops: list[Op]  # without waits and the final stop
@@ -183,5 +180,7 @@ def decode(payload: bytes, image: Image | None = None) -> Stream:
             operations.append(Op(header.npu, name, raw, used, command.offset, before, command.offset))
             before = before if name == DMA else command.offset
         elif name not in WAITS:
-            raise MachineFault(f"{name} at byte {command.offset:#x} has no representation in the intermediate form")
+            raise MachineFault(
+                f"{name} at byte {command.offset:#x} is not supported; expected a kernel, transfer, wait or NPU_OP_STOP"
+            )
     raise MachineFault("the stream ends without NPU_OP_STOP")

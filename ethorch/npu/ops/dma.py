@@ -18,7 +18,7 @@ from ethorch.support.errors import MachineFault
 @operation("NPU_OP_PMU_MASK", *ALL)
 @operation("NPU_OP_IRQ", *ALL)
 def nothing(op: Operation) -> Prepared:
-    """Prepare a wait, which does nothing because the simulator executes commands in order."""
+    """Prepare a command without effect: a wait (the simulator executes commands in order), PMU mask or interrupt."""
     return Prepared(lambda m: None, computes=False, form=Nothing())
 
 
@@ -28,7 +28,7 @@ def _region(op: Operation, end: str) -> int:
 
 @operation("NPU_OP_DMA_START", *U5X)
 def copy(op: Operation) -> Prepared:
-    """Copy DMA0_LEN bytes. Vela generates only 1D transfers for the NPUs that use this function."""
+    """Copy DMA0_LEN bytes. Vela generates only 1D transfers for U55 and U65."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
         raise MachineFault("2D and 3D DMA is not supported on U55 and U65")
     return _copy(op)

@@ -86,7 +86,7 @@ def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Bloc
 
 
 class CoarseLabels:
-    """Labels of the bytes of disjoint spaces. Bytes that all accesses treat alike share a label."""
+    """Labels of bytes in disjoint spaces. Bytes that no access separates share a label."""
 
     def __init__(self, spaces: Iterable[Place]):
         self._spaces = sorted(spaces)

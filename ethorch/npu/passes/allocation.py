@@ -37,7 +37,7 @@ def count_bytes(stream: Stream) -> int:
 
 
 def allocate(stream: Stream, *, divide: bool = False, operators: Iterable[Sequence[int]] = ()) -> Allocation:
-    """Return the stream with addresses that make its regions smaller.
+    """Return the stream with addresses that make its regions smaller. See ``find_lifetimes`` for the arguments.
 
     Raises:
         MachineFault: An operation has invalid registers.

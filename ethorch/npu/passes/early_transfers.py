@@ -1,4 +1,4 @@
-"""Start transfers of weights several operators early, in free memory."""
+"""Start weight transfers several operators early, into free memory."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ WHOLE = -1  # number of an operation that is not divided
 
 
 def place_parts(uses: Sequence[tuple[int, list[Op], int, Access]], segment: Segment) -> dict[int, int] | None:
-    """Return the address of each part, or None if layouts differ."""
+    """Return an address in the segment for each part, or None if accesses to a part differ or parts do not fit."""
     layouts: dict[int, set[tuple[object, ...]]] = {}
     maps: dict[int, FeatureMap] = {}
     for number, _, _, access in uses:

@@ -42,9 +42,9 @@ def find_lifetimes(
     """Return the segments of a stream with their lifetimes.
 
     Args:
-        sizes: Bytes by region to allocate.
+        sizes: Bytes of each region to allocate.
         divide: Whether parts of a value end separately.
-        operators: Positions of operations whose maps keep their distances.
+        operators: Positions of each operator's kernels, whose maps keep their distances.
         spaces: Disjoint spaces of the segments, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
@@ -230,7 +230,7 @@ def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return the first and last operation beside which each one may run."""
+    """Return, for each operation, the first and the last that may run at the same time."""
     starts, ends = list(range(len(ops))), list(range(len(ops)))
     running: dict[bool, list[int]] = {True: [], False: []}
     for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):

@@ -39,12 +39,12 @@ class _Neighbors:
 
 
 def pack(segments: Sequence[Segment], permits: Sequence[Permit]) -> Packing:
-    """Return a packing at most as large as the present addresses."""
+    """Return a packing that is at most as large as the current one."""
     return _Packer(segments, permits).search()
 
 
 def bound_size(segments: Sequence[Segment], permits: Iterable[Permit]) -> int:
-    """Return the maximum bytes in use. Pairs with a permit count once."""
+    """Return the maximum number of bytes in use at a time. Pairs with a permit count once."""
     live: dict[int, int] = {}
     events: list[tuple[int, int]] = []
     for segment in segments:

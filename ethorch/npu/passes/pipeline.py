@@ -37,7 +37,7 @@ PIPELINE = (
 
 @dataclass(frozen=True)
 class Optimized:
-    """A changed stream, which must not be used if ``rejected``."""
+    """A changed stream. It must not be used if ``rejected`` names a pass."""
 
     before: Stream
     stream: Stream
@@ -48,7 +48,7 @@ class Optimized:
 
 
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
-    """Run the passes and verify the result. Return None if no pass changes the stream, or Vela's stream breaks the same rules.
+    """Run the passes and verify the result. Return None if no pass changes the stream, or Vela's stream violates the same rules.
 
     Raises:
         MachineFault: The payload cannot be decoded.

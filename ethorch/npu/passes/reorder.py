@@ -62,7 +62,7 @@ def find_windows(
         ops: Operations of a stream with disjoint segments.
         rate: Function that estimates the cycles of operations.
         budget: Cycles that the windows may add.
-        work: Operations that may be visited and created to compare windows.
+        work: Maximum number of operations to visit or create when comparing windows.
     """
     return _Search(ops, lifetimes, sizes, first_key, rate, budget, work).run()
 

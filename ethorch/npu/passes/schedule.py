@@ -41,9 +41,9 @@ class Schedule:
     """The order of transfers among operators.
 
     Attributes:
-        staged: Variants with transfers of operators that read constants.
+        staged: Operators that read weights from constants, changed to transfer them.
         placements: Placements by position in ``weights``.
-        cycles: Total with Vela's formulas, and with contention.
+        cycles: Total cycles with Vela's formulas, and total cycles with contention.
         exposed: Each operator's cycles in which the NPU does not compute.
     """
 
@@ -78,7 +78,6 @@ class Schedule:
         contended: Sequence[int],
         reads: Sequence[int],
     ) -> None:
-        """Set the placements, and the cycles that result from them."""
         self.placements, self._rated, self._ranks = placements, rated, ranks
         self.cycles = sum(cycles), sum(contended)
         self.exposed = [time - each.operator.computation.cycles for time, each in zip(cycles, rated, strict=True)]
@@ -99,7 +98,6 @@ class Schedule:
         return cycles, [accesses.get(constants, 0) for _, accesses in times]
 
     def _replace_transfers(self, number: int, placements: Mapping[int, Placement]) -> RatedOperator:
-        """Return an operator with new transfers."""
         rated = self.unchanged[number]
         for unit in self._units[number]:
             if unit not in placements:

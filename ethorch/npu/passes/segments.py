@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Permit:
-    """Permission to overlap if the second segment moves ``offset`` bytes farther."""
+    """Permission to overlap at ``time`` if the second segment moves ``offset`` bytes farther than the first."""
 
     first: int
     second: int

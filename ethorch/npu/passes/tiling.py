@@ -1,4 +1,4 @@
-"""Run operations part by part, so that intermediate maps need the memory of one part."""
+"""Run operations part by part, so that an intermediate map needs memory for only one part."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Tiler:
         return needed
 
     def _compact(self, units: Sequence[_Unit], start: int, end: int) -> None:
-        """Store parts of maps contiguously if only equal parts access them."""
+        """Store parts of maps contiguously if only the corresponding parts of operations access them."""
         inside = [
             segment for segment in self.segments if segment.pieces[0].start >= start and max(p.end for p in segment.pieces) <= end
         ]
@@ -149,7 +149,7 @@ class Tiler:
         return result
 
     def _divide(self, units: list[_Unit], seed: int, axis: int, cut: Cut) -> int:
-        """Return the number of units before the first that must follow all parts."""
+        """Divide units. Return the number of units before the first one that must follow all parts."""
         parts = self._split(units[seed], axis, cut)
         if parts is None:
             return 0

@@ -126,7 +126,7 @@ def _find_constants(ops: Sequence[Op], number: int, operator: Operator) -> Weigh
 
 
 def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Sequence[Weights], region: int) -> Stream:
-    """Add transfers of ``weights`` in constants, for estimates only."""
+    """Add transfers of weights that kernels read from constants, for estimates only."""
     ops, key, address = list(stream.ops), stream.new_key(), _FAR
     before: dict[int, Op] = {}
     for each in weights:

@@ -47,9 +47,9 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial sums: offset plus bias, or 0 if the output stage adds them, minus the correction.
+        """Return the initial sums minus the correction. They are offset plus bias, or 0 if the output stage adds these.
 
-        If ``dtype`` is int32, sums are truncated.
+        int32 sums are truncated.
         """
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
@@ -92,7 +92,7 @@ def _weights(c: Context, w: Window, f: Filter) -> Weights:
     elif within((min(low, ifm.zero_point), max(high, ifm.zero_point)), INT16):
         element, flip = PAIRS, 0
     else:
-        raise NotKnown("an IFM of uint16")
+        raise NotKnown("a uint16 IFM")
     chunk = 0
     if not narrow:
         reach = max(-low, high, abs(ifm.zero_point))

@@ -122,7 +122,6 @@ _local = threading.local()
 
 
 def buffers() -> Buffers:
-    """Return the work buffers of this thread."""
     handle = library()
     assert handle is not None
     if not hasattr(_local, "buffers"):

@@ -49,7 +49,6 @@ class Context:
         filters: Packed filters, shared by stripes of a layer and steps of a recurrent network.
         stored_ranges: Feature maps whose elements have a narrower range than their type, keyed by region and base.
         computed: Entry that the current step adds to ``stored_ranges``, or None.
-        modes: Cache of scaling modes and clamps.
     """
 
     memory: Memory

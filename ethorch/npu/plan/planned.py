@@ -21,6 +21,7 @@ class Images:
     Args:
         inputs, outputs: For each tensor: address of the first image, bytes per image, offset, region.
         counter: Address of the int64 index of the next image, shared by threads.
+        count: Number of images.
     """
 
     def __init__(self, inputs: list[tuple[int, int, int, int]], outputs: list[tuple[int, int, int, int]], counter: int, count: int):

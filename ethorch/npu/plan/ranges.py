@@ -46,7 +46,7 @@ def scale_range(r: Range, s: Scaling) -> Range:
 
 
 def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
-    """Return the range of the results of an elementwise function, or None if they can exceed 32 bits."""
+    """Return the range of an elementwise function's results, or None for SHL and DIV."""
     if name == "MUL":
         return around(x * y for x in a for y in b)
     if name in ("MIN", "MAX"):
@@ -96,7 +96,7 @@ def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
 
 
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
-    """Return True if the largest terms prove ``exact_in_double`` for all channels. This fast test succeeds for most filters.
+    """Return True if the largest terms prove ``exact_in_double`` for all channels.
 
     No addend exceeds one unit, 2**s (npu-reference 6.1).
     """

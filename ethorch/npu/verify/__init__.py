@@ -25,7 +25,7 @@ def verify(payload: bytes, image: Image, reference: Dataflow | None = None) -> l
     """Return the violated rules of a driver payload.
 
     Raises:
-        MachineFault: The payload is malformed, or has branches.
+        MachineFault: The payload is malformed, or has branches or interrupts.
     """
     return list(verify_listing(decode_instructions(payload), image, reference=reference))
 
@@ -42,7 +42,7 @@ def verify_listing(
     Args:
         changed: Positions of the operations to check individually. Default: all.
         reference: Dataflow to compare with, except for new operations.
-        vela_forms: Forms of Vela's stream that the tables of forms may lack.
+        vela_forms: Forms in Vela's stream, which are allowed in addition to the tables of forms.
     """
     facts = listing.facts()
     positions = range(len(facts)) if changed is None else changed

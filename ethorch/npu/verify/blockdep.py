@@ -1,4 +1,4 @@
-"""BLOCKDEP: the number of unfinished blocks when the next kernel may start.
+"""BLOCKDEP: the number of blocks that may be unfinished when the next kernel starts.
 
 Source: ``CalcBlockDep`` and ``GetJobs`` of regor's register_cs_generator.
 """
@@ -134,7 +134,7 @@ def _ifm_job(facts: Facts) -> Size:
 
 
 def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
-    """Return the first or last jobs of a box by row, column, channel."""
+    """Return the first or last ``most`` jobs (blocks) of a box, ordered by row, column, channel."""
     rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
     count = rows * columns * slices
     numbers = range(max(0, count - most), count) if from_end else range(min(count, most))

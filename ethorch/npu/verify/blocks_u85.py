@@ -69,7 +69,7 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
     size_text = "x".join(map(str, block))
     for name, needed, available in required_bytes(facts, memories):
         if needed > available:
-            text = f"blocks whose {name} fit into {available} bytes; this one needs {needed}"
+            text = f"blocks that need at most {available} bytes for {name}; this one needs {needed}"
             yield reject(facts, index, "shram", "OFM_BLK_HEIGHT, _WIDTH, _DEPTH", size_text, text)
 
 
@@ -150,7 +150,7 @@ def _ifm_bytes(facts: Facts, memories: Memories) -> int:
 
 
 def ifm_block_depth(facts: Facts) -> int:
-    """Return the channels of a summed IFM block (npu-reference 4.3)."""
+    """Return the number of channels of an IFM block, over which the kernel sums (npu-reference 4.3)."""
     values = facts.values
     bits = 8 << values["IFM_PRECISION.precision"]
     if facts.name == "NPU_OP_CONV" and values["KERNEL_STRIDE.weight_order"]:

@@ -11,7 +11,7 @@ from ethorch.support.errors import MachineFault
 
 
 def view_bytes(access: Access, memory: Array) -> list[Array]:
-    """Return contiguous views of the accessed elements of ``memory``, one per byte."""
+    """Return views of the accessed elements of ``memory``, which has one element per byte."""
     if isinstance(access, Span):
         return [memory[access.base : access.base + access.size_bytes]]
     step = memory.itemsize

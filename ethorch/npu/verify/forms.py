@@ -1,4 +1,4 @@
-"""Combinations of registers that occur in Vela's streams, which run on silicon.
+"""Combinations of register values that occur in Vela's streams, which run on silicon.
 
 ``tools.stream_forms`` writes ``forms_*.txt``. Passes add ``NEW_FORMS``.
 """

@@ -22,7 +22,7 @@ from ethorch.support.errors import MachineFault
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` later transfers (``is_dma``) or kernels are running."""
+    """A wait until at most ``count`` transfers (``is_dma``) or kernels are unfinished."""
 
     is_dma: bool
     count: int
@@ -30,7 +30,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Facts:
-    """Registers and accesses, which equal operations share."""
+    """Registers and accesses of an operation. Equal operations share them."""
 
     name: str
     title: str
@@ -147,7 +147,7 @@ def _describe(config: int, name: str, parameter: int, pairs: tuple[tuple[str, in
 
 
 def _trim(run: Run, prepared: Prepared) -> Run:
-    """Exclude the unused lanes of the last brick (npu-reference 3.3)."""
+    """Exclude the unused channels of the last brick (npu-reference 3.3)."""
     for fm in prepared.maps:
         if fm.bricks and run.register.startswith(f"{fm.name}_BASE"):
             unused = -fm.depth % BRICK * fm.dtype.itemsize

@@ -31,8 +31,10 @@ def check_dataflow(listing: Listing, image: Image, reference: Dataflow) -> Itera
         names = [access.name for access in facts.prepared.reads if is_stored(access)]
         names += ["ACTIVATION" if facts.table is not None else "DMA0"] * (len(digests) - len(names))
         different = [name for name, a, b in zip(names, digests, expected, strict=False) if a != b]
-        yield reject(facts, index, "dataflow", different[0] if different else "all", "other values", "the values of the reference")
+        yield reject(
+            facts, index, "dataflow", different[0] if different else "all", "different from the reference", "the same values"
+        )
     for number, (place, digest) in enumerate(zip(image.outputs, reference.outputs, strict=True)):
         if memory.digest_span(*place) != digest:
-            text = "the values of the reference"
-            yield Rejection("dataflow", len(ops), "end of stream", f"output {number}", "other values", text)
+            text = "different from the reference"
+            yield Rejection("dataflow", len(ops), "end of stream", f"output {number}", text, "the same values")

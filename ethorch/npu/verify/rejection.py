@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rejection:
-    """A violated rule."""
-
     rule: str  # identifier, e.g. shram-layout
     index: int  # among kernels and transfers, or their number for outputs
     operation: str  # name and mode, e.g. NPU_OP_POOL AVERAGE

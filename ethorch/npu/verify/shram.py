@@ -73,7 +73,7 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
     if not fitting:
         needed, available = layouts[-1].needed, layouts[-1].ib_end
         size_text = "x".join(map(str, block))
-        text = f"blocks with IFM buffers that end at bank {available} or before; this one needs {needed} banks"
+        text = f"blocks with IFM buffers that end at bank {available} or before; those of this one end at {needed}"
         yield reject(facts, index, "shram", "OFM_BLK_HEIGHT, _WIDTH, _DEPTH", size_text, text)
         return
     registers = [("AB_START", "ab_start"), ("IFM_IB_END", "ib_end")]

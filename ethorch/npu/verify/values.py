@@ -129,7 +129,7 @@ class _Checker:
     def _check_overwrite(
         self, index: int, access: Access, label: int, overwrite: _Overwrite, labels: set[int]
     ) -> Iterator[Rejection]:
-        """Allow overwrites of read rows of a rolling buffer (npu-reference 3.2), and of padding."""
+        """Reject overwrites, except of padding and of already read rows of a rolling buffer (npu-reference 3.2)."""
         writer = self.all_facts[overwrite.writer]
         written = _written_map(writer)
         value = _written_map(self.all_facts[label]) if label >= 0 else None
@@ -305,7 +305,7 @@ def _share_rows(a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _share_tensor(a: FeatureMap, b: FeatureMap, origin: int) -> bool:
-    """Return True if two maps can be parts of one tensor aligned to ``origin``."""
+    """Return True if two maps can be parts of one tensor with a row that starts at ``origin``."""
     axes = 3 if a.bricks else 2
     if not _share_rows(a, b) or a.strides[:axes] != b.strides[:axes] or min(a.strides[:axes]) <= 0:
         return False

@@ -56,7 +56,7 @@ def _missing_wait(
 ) -> Rejection:
     name = "NPU_OP_DMA_WAIT" if is_dma else "NPU_OP_KERNEL_WAIT"
     counts = [wait.count for wait in instruction.waits if wait.is_dma == is_dma]
-    text = f"a wait for at most {count}, because operation {earlier} accesses bytes of {run.register}"
+    text = f"at most {count}, because operation {earlier} accesses bytes of {run.register}"
     return reject(facts, index, "wait", name, min(counts) if counts else "missing", text)
 
 

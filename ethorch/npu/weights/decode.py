@@ -37,7 +37,7 @@ def decode_standard(data: bytes | Bytes) -> Array:
     """Decode all weights of a standard stream to int8 if they fit, and to int16 otherwise.
 
     Raises:
-        MachineFault: The stream ends inside a slice or lacks a palette.
+        MachineFault: The stream is malformed.
     """
     library = compiled.library()
     if library is not None:
@@ -62,7 +62,7 @@ def narrow(weights: Array) -> Array:
 
 
 def decode_standard_numpy(data: bytes) -> Array:
-    """Decode to int16 without compiled code. Faults contain the cause."""
+    """Decode to int16 without compiled code. Raise MachineFault with the cause if the stream is malformed."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -319,7 +319,7 @@ def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
 def decode_fast(data: bytes | Bytes) -> Array:
     """Decode a U85 fast (FWD) stream to int8 or int16 (npu-reference 4.4).
 
-    The stream contains bytes, or 2-bit or 4-bit indices into 16 entries.
+    The stream contains bytes, or 2-bit or 4-bit indices into a table of 16 entries.
     """
     data = bytes(data)
     if len(data) < 32:

@@ -28,8 +28,6 @@ Size = tuple[int, int, int]  # height, width, depth
 
 @dataclass(frozen=True)
 class Block:
-    """An OFM block."""
-
     size: Size
     ifm_end: int  # bank after the IFM buffers
     accumulators: int  # first bank

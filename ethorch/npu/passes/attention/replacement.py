@@ -1,6 +1,6 @@
 """Replace a matrix product with convolutions whose weights the NPU writes.
 
-A transfer stages the weights, because Vela's streams have only such waits.
+A transfer copies the weights before use, because kernels in Vela's streams wait only for weights that transfers write.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Writer:
         self.parallel = product.output.registers.get("PARALLEL_MODE", 0)
 
     def write(self, free_slots: Sequence[int]) -> bool:
-        """Return False if there are not enough slots for tables."""
+        """Emit the operations. Return False if there are not enough slots for tables."""
         addresses = [self.constants.add(table) for table in build_tables()]
         chosen = self.slots.choose(addresses, free_slots)
         if chosen is None:

@@ -113,7 +113,7 @@ class Layout:
         return [part for box in boxes for part in (_exclude_first(box) if box.offset == LEAD else (box,))]
 
     def list_gaps(self) -> list[Box]:
-        """Return boxes that cover the padding, with any outputs and inputs."""
+        """Return boxes that cover the padding. Their sources are arbitrary, because zeros are stored."""
         gaps: list[Box] = []
         for first in (self.inputs, *range(round_up(self.inputs, LANES), self.depth, LANES)):
             start, inside = first // LANES * LANES, first % LANES
