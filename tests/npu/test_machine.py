@@ -387,7 +387,7 @@ def test_sources_survive_json(attributed):
     _, sources = attributed
     again = Sources.from_json(sources.to_json())
     assert [again.at(offset) for offset in range(0, 400, 4)] == [sources.at(offset) for offset in range(0, 400, 4)]
-    with pytest.raises(FormatError, match="expected the offset of a command"):
+    with pytest.raises(FormatError, match=r"expected \[command offset, index into 0 sources\]"):
         Sources.from_json('{"sources": [], "ends": [[1, 2]]}')
 
 
