@@ -81,8 +81,19 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
         result = _compile_bands(source, tuning, spec, result, limit)
     result = replace(result, source=source)
     if spec.verify:
-        result = repair_delegate(result, lambda changed: _compile(changed, spec))
+        result = _repair(result, spec)
     return replace(result, compiled=replace(result.compiled, before_passes=None))
+
+
+def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:
+    """Correct a wrong delegate. The attempts run no passes, which take most of the time and preserve results."""
+    plain = copy.copy(spec)
+    plain.stream_passes = frozenset()
+    result = repair_delegate(lowered, lambda changed: _compile(changed, plain))
+    if not result.repairs or not spec.stream_passes:
+        return result
+    optimized = replace(result, compiled=optimize_model(result.compiled, spec))
+    return repair_delegate(optimized, lambda changed: _compile(changed, plain))
 
 
 def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:

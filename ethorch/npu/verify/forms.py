@@ -19,34 +19,31 @@ from ethorch.npu.verify.instruction import Facts, reject
 from ethorch.npu.verify.rejection import Rejection
 from ethorch.npu.verify.shram import MOST_SUBKERNEL, is_binary
 
-#: Products of a constant and an activation.
-_CONSTANT_FACTOR = "memory: NPU_OP_CONV WEIGHTS, IFM in constants, OFM in memory, WEIGHT in memory, SCALE in memory"
-#: Weights that are read several times, and scales that are not, or the other way round.
-_RESIDENT = {
-    f"memory: {name}, IFM in memory, {ofm}WEIGHT in {weights}, SCALE in {scales}": "resident-weights"
+#: Weights or scales in memory. The feature map can be constant, and the result chained.
+_MOVED_WEIGHTS = {
+    f"memory: {name}, IFM in {ifm}, {ofm}WEIGHT in {weights}, SCALE in {scales}": "resident-weights, early-transfers, attention"
     for name in ("NPU_OP_CONV WEIGHTS", "NPU_OP_DEPTHWISE")
-    for ofm in ("OFM in memory, ", "")  # chained
+    for ifm in ("memory", "constants")
+    for ofm in ("OFM in memory, ", "")
     for weights, scales in (("memory", "constants"), ("constants", "memory"), ("memory", "memory"))
 }
 #: Combinations by family that passes of ethorch add, with the pass that adds them: "form": "pass".
 NEW_FORMS: dict[str, dict[str, str]] = {
     "u55": {
-        **_RESIDENT,
+        **_MOVED_WEIGHTS,
         "weights: written by kernels and copied": "attention",
-        _CONSTANT_FACTOR: "attention",
         "layout: NPU_OP_ELEMENTWISE CLZ, OFM NHWC": "division",
     },
     "u65": {
-        **_RESIDENT,
+        **_MOVED_WEIGHTS,
         "weights: written by kernels and copied": "attention",
-        _CONSTANT_FACTOR: "attention",
         "kernel: NPU_OP_CONV WEIGHTS, smallx1, stride 1x1, not padded": "attention",
         "layout: NPU_OP_ELEMENTWISE CLZ, OFM NHWC": "division",
         "layout: NPU_OP_ELEMENTWISE SHL, OFM NHWC": "division",
         "layout: NPU_OP_ELEMENTWISE SHR, IFM NHWC": "division",
         "layout: NPU_OP_ELEMENTWISE ABS, OFM NHWC": "division",
     },
-    "u85": _RESIDENT,
+    "u85": _MOVED_WEIGHTS,
 }
 
 _ARITHMETIC = ("OFM_PRECISION.scale_mode", "ACC_FORMAT.format")
