@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Load the named model, or the models of several methods, and load its weights from a state dict.
+    """Load the named model, with weights from a state dict if set, or the models of several methods.
 
     Raises:
         SpecError: ``weights`` is set and the reference has several methods.

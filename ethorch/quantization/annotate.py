@@ -170,7 +170,7 @@ class Scan:
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
     def annotate_flow(self, node: Node) -> None:
-        """Annotate the inputs and outputs of a control-flow operator that is quantized together with the model."""
+        """Annotate the inputs and outputs of a control-flow operator whose subgraphs are also quantized."""
         config = self.config_of(node)
         if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
             return

@@ -157,7 +157,7 @@ def get_symmetric_a16w8_quantization_config(
     _check_range("weight", weight_qmin, weight_qmax, 8)
     if is_dynamic:
         raise QuantizationError(
-            "config.dynamic_int16", "expected is_dynamic=False, because torchao supports dynamic ranges only for 8 bits, got True"
+            "config.dynamic_int16", "expected is_dynamic=False, got True: torchao supports dynamic ranges only for 8 bits"
         )
     act = _activation(
         torch.int16,
@@ -213,8 +213,7 @@ def _check_range(name: str, low: int, high: int, bits: int) -> None:
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
             "config.range",
-            f"expected {name} limits within {allowed[0]}..{allowed[1]} (int{bits}) that include zero and another value, got "
-            f"{low}..{high}",
+            f"expected a {name} range within {allowed[0]}..{allowed[1]} (int{bits}) with zero and another value, got {low}..{high}",
         )
 
 

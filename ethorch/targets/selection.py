@@ -77,7 +77,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the name of the smallest method that accepts inputs of these shapes, including padding, or None."""
+        """Return the name of the smallest method that accepts inputs of these shapes, padded if needed, or None."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:

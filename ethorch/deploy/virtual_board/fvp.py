@@ -93,7 +93,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
     Args:
         uart_file: File for the printed text.
-        folder: Folder for the files of ``settings.data``. Semihosting can access only this folder.
+        folder: Folder to write ``settings.data`` to. Semihosting can access only this folder.
     """
     layout = next((layout for start, layout in LAYOUTS.items() if name.startswith(start)), None)
     if layout is None:

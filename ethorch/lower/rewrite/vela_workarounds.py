@@ -191,7 +191,7 @@ def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
 
 
 def copy_shared_operands(r: Rewriter, op: Op) -> None:
-    """Copy operands of the loop that other operators read or that are inputs of a region."""
+    """Copy a WHILE_LOOP's operands that other operators read, or that are region inputs."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (r.uses(value) > 1 or (r.is_region and value in r.graph.inputs)):
             r.insert_before(op, index, copy_value)

@@ -30,7 +30,7 @@ def view_bytes(access: Access, memory: Array) -> list[Array]:
             try:
                 view: Array = np.ndarray(shape, memory.dtype, memory, base * step, tuple(step * stride for stride in strides))
             except ValueError as error:
-                raise MachineFault(f"a feature map of shape {shape} at {base:#x} exceeds its region.") from error
+                raise MachineFault(f"a tile of byte shape {shape} at {base:#x} exceeds its region.") from error
             views.append(view)
     return views
 

@@ -132,7 +132,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
 
 
 def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callable[[Node], bool]) -> None:
-    """Compute comparisons of an int64 input with constants in int32. The result is exact for every input."""
+    """Narrow comparisons of an int64 input with constants to int32. The result is exact for every input."""
     compared: dict[Node, Tensor] = {}
     moved = {source}
     for node in model.graph.nodes:
