@@ -5,6 +5,7 @@ from __future__ import annotations
 from ethorch.npu.cycles.model import rate_operators
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.occupancy import GRANULE
 from ethorch.npu.passes.schedule import Schedule
 from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
 
@@ -12,11 +13,13 @@ from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
 _AHEAD, _SWEEPS = (8, 32), 3
 #: Smallest share of the cycles of the stream for which a transfer is moved.
 _LEAST_SHARE = 1e-4
+#: Most bytes of ``Occupancy``: granules of the region times operations.
+_MOST_GRANULES = 1 << 28
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
     region = context.find_fast_region(stream)
-    if region is None:
+    if region is None or len(stream.ops) * (stream.image.sizes[region] // GRANULE) > _MOST_GRANULES:
         return None
     rated = context.rate_operators(stream)
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)

@@ -61,6 +61,12 @@ def test_the_arena_grows_up_to_its_limit() -> None:
     assert cycles[1] <= cycles[0]
 
 
+def test_large_regions_of_long_streams_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    monkeypatch.setattr(early_transfers, "_MOST_GRANULES", 100)
+    assert early_transfers.run(decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))) is None
+
+
 @pytest.mark.parametrize(("network", "target"), CASES)
 def test_a_transfer_before_the_memory_is_free_is_rejected(network: str, target: str) -> None:
     """Each transfer at each earlier position is rejected, or changes no byte."""
