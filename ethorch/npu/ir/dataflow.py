@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ethorch.npu.arrays import Bytes
 from ethorch.npu.feature_map import FeatureMap, read_rows, write_rows
-from ethorch.npu.forms import Transfer
+from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir.image import CONSTANTS, Place
 from ethorch.npu.ir.stream import Op
 from ethorch.npu.memory import Access, Span
@@ -28,18 +27,11 @@ _UNWRITTEN, _CONSTANT = -1, -2  # labels; a constant of value n has the label _C
 _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: inputs of the host, operations with a negative key
 
 
-class Digest(NamedTuple):
-    """A digest of the labels of an access's first bytes. A transfer may also read unwritten bytes after a tensor."""
-
-    text: str
-    size_bytes: int
-
-
 @dataclass(frozen=True)
 class Dataflow:
     """Digests of the labels that operations read."""
 
-    reads: Mapping[int, tuple[Digest, ...]]  # by the operation's key, one digest for each read access
+    reads: Mapping[int, tuple[str, ...]]  # by the operation's key, one digest for each read access
     outputs: tuple[str, ...]  # by the number of the host's output
 
 
@@ -75,27 +67,31 @@ class LabelMemory:
     def write_input(self, number: int, place: Place) -> None:
         self.write_span(*place, _FIRST_INPUT + number)
 
-    def execute(self, op: Op, reference: Sequence[Digest] = ()) -> tuple[Digest, ...]:
-        """Label the written bytes, and return the digests of reads. Those of transfers have the sizes in ``reference``."""
-        if self._copy(op):
+    def execute(self, op: Op) -> tuple[str, ...]:
+        """Label the written bytes, and return the digests of reads.
+
+        A contiguous transfer copies labels and has no digest, because it may read bytes after a tensor that nothing uses.
+        """
+        form = op.prepared.form
+        if isinstance(form, Copy):
+            source, target = (self.regions[span.region][span.base :][: span.size_bytes] for span in (form.source, form.target))
+            labels = source.copy()
+            target.fill(_UNWRITTEN)
+            target[: len(labels)] = labels  # the constants may end before the last bytes of a transfer
             return ()
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
-        for number, access in enumerate(op.prepared.reads):
-            if isinstance(access, Span) and op.is_dma:
-                size = reference[number].size_bytes if number < len(reference) else self._count_written(access)
-                digests.append(Digest(self.digest_span(access.region, access.base, access.base + size), size))
-            elif not isinstance(access, FeatureMap) or access.in_memory:
-                digests.append(Digest(self.digest(access), access.size_bytes))
+        for access in op.prepared.reads:
+            if not isinstance(access, FeatureMap) or access.in_memory:
+                digests.append(self.digest(access))
         for run in _further(op.reads, op.prepared.reads):
-            digests.append(Digest(self.digest_span(run.region, run.low, run.high), run.high - run.low))
+            digests.append(self.digest_span(run.region, run.low, run.high))
         for access in op.prepared.writes:
             self.write(access, writer)
         for run in _further(op.writes, op.prepared.writes):
-            form = op.prepared.form
             assert isinstance(form, Transfer)
             if form.by_target:  # indices select the bytes that change
-                digests.append(Digest(self.digest_span(run.region, run.low, run.high), run.high - run.low))
+                digests.append(self.digest_span(run.region, run.low, run.high))
                 self.write_span(run.region, run.low, run.high, writer)
             else:
                 labels = _label(writer, run.high - run.low)
@@ -105,21 +101,6 @@ class LabelMemory:
                         start - run.low : start - run.low + form.length
                     ]
         return tuple(digests)
-
-    def _count_written(self, span: Span) -> int:
-        written = np.flatnonzero(self.regions[span.region][span.base : span.base + span.size_bytes] != _UNWRITTEN)
-        return int(written[-1]) + 1 if len(written) else 0
-
-    def _copy(self, op: Op) -> bool:
-        """Copy the labels of a contiguous transfer, or return False."""
-        accesses = (*op.prepared.reads, *op.prepared.writes)
-        if not op.is_dma or len(accesses) != 2 or not all(isinstance(access, Span) for access in accesses):
-            return False
-        source, target = (self.regions[run.region][run.low : run.high] for run in (op.reads[0], op.writes[0]))
-        if source.shape != target.shape:
-            return False
-        target[:] = source.copy()
-        return True
 
     def digest(self, access: Access) -> str:
         if isinstance(access, Span):
