@@ -65,14 +65,12 @@ def with_registers(
     payload: bytes,
     program: Program,
     settings: Mapping[int, Mapping[str, int | Bits]],
-    first: Sequence[int] = (),
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
     """Change registers for single operations of a COP1 payload, and restore them after each operation.
 
     Args:
         settings: Value or bits to set for each register name, keyed by the byte offset of an operation.
-        first: Words of commands to insert at the start, after which all registers must be zero.
         instead: Words of replacement commands, keyed by the byte offset of an operation.
 
     Returns:
@@ -83,7 +81,7 @@ def with_registers(
     """
     npu, header = program.config, program.header
     words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)
-    rewritten, offsets, last_writes = list(first), {}, dict[str, Sequence[int]]()
+    rewritten, offsets, last_writes = list[int](), {}, dict[str, Sequence[int]]()
     for command in program.commands:
         at = command.offset // 4
         original = words[at : at + (2 if command.row.cmd1 else 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import cache
 
@@ -14,7 +15,7 @@ import ethorch
 from ethorch import npu
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.in_place import Inputs, Window
-from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_registers, write_register
+from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_commands, write_register
 from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
 
@@ -100,7 +101,9 @@ def test_what_is_partly_written_over_is_no_input_to_be_read_in_place(target: str
         words += operation(npu_, "NPU_OP_DMA_START") + operation(npu_, "NPU_OP_DMA_WAIT")
         for name in DMA_REGISTERS:
             words += write_register(npu_, name, 0)
-        commands, _ = with_registers(found.commands, program, {}, first=words)
+        header = program.header
+        words += struct.unpack_from(f"<{(header.stop - header.start) // 4}I", found.commands, header.start)
+        commands = with_commands(found.commands, words)
         return Inputs(commands, found.scratch_bytes + 512, windows(found)).readable
 
     assert overwritten(found.scratch_bytes + 16, 256)[1]

@@ -112,9 +112,9 @@ def _join_slices(ops: Sequence[Op], units: Sequence[tuple[int, ...]]) -> list[Gr
 def _follows_in_depth(ops: Sequence[Op], first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     if len(first) != len(second) or ops[first[0]].name not in CONVOLUTIONS:
         return False
-    head, tail = ops[first[0]], ops[second[0]]
     if any(_slice_signature(ops[a]) != _slice_signature(ops[b]) for a, b in zip(first, second, strict=True)):
         return False
+    head, tail = ops[first[0]], ops[second[0]]
     if not _has_own_weights(ops, first[-1], second[0]):
         return False
     step = 0 if head.name == "NPU_OP_CONV" else _depth_bytes(head, "IFM")

@@ -43,8 +43,8 @@ class Operator:
         works: Kernels of a chain, with the sizes of all slices and stripes.
         last_slice: Works of the last depth slice, or of the first stripe.
         home: Region from which scales were transferred.
-        is_shared: Whether an earlier operator transferred the weights. Vela counts such a transfer for each operator; those
-            before the first kernel, which the pass ``resident-weights`` adds, count once.
+        is_shared: Whether an earlier operator transferred the weights, which Vela counts again. Transfers before the first kernel,
+            as those of the pass ``resident-weights``, count once.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
         moved: ``compound`` with all feature maps in the arena's memory.
     """
@@ -140,8 +140,9 @@ def _read_operator(
         transfer.position: transfer for position in group.positions for transfer in _find_weights(ops, position, dependencies)
     }
     transfers = [transfer for position, transfer in by_position.items() if position not in owned]
-    is_shared = bool(by_position) and not transfers
-    if is_shared and any(not op.is_dma for op in ops[: max(by_position)]):
+    is_known = bool(by_position) and not transfers
+    is_shared = is_known and any(not op.is_dma for op in ops[: max(by_position)])
+    if is_shared:
         transfers = list(by_position.values())
     owned.update(by_position)
     is_prebuffered = False
@@ -153,7 +154,9 @@ def _read_operator(
         merged = (replace(merged[0], table=False),)
     last = tuple(units[-1]) if group.slices > 1 else tuple(units[0])
     homes = (ops[writer] for read, writer in dependencies.links[group.first] if read.register.startswith("SCALE"))
-    home = next((op.values["DMA0_SRC_REGION.region"] for op in homes if op.is_dma and (transfers or not is_shared)), None)
+    home = None
+    if transfers or not is_known:
+        home = next((op.values["DMA0_SRC_REGION.region"] for op in homes if op.is_dma), None)
     return Operator(group.positions, merged, last, group.slices, transfers, home, is_shared, is_prebuffered, table_bytes)
 
 

@@ -58,8 +58,6 @@ class Schedule:
     ) -> None:
         self.stream, self.context, self.region = stream, context, region
         self.unchanged, self.staged, self.weights = rated, staged, weights
-        self.placements: dict[int, Placement] = {}
-        self._tried: set[tuple[int, Placement]] = set()
         self._numbers: dict[tuple[int, Part], int] = {}  # positions of new transfers, after those of the stream
         self._units: dict[int, list[int]] = {}  # by operator
         for unit, each in enumerate(weights):
@@ -83,7 +81,7 @@ class Schedule:
         self.exposed = [time - each.operator.computation.cycles for time, each in zip(cycles, rated, strict=True)]
         self._contended, self._reads, self._loads = contended, reads, self._list_loads(reads)
         self._idle: dict[int, list[int]] = {}
-        self._tried = set()
+        self._tried: set[tuple[int, Placement]] = set()
 
     # --- cycles -------------------------------------------------------------------------------------------------------
 
