@@ -94,6 +94,26 @@ def test_a_reader_of_another_value_is_found_by_the_reference() -> None:
     assert [rejection.index for rejection in check_dataflow(mutation.listing, case.image, reference)] == [index]
 
 
+def test_bytes_of_a_wrong_transfer_are_found_at_their_reader() -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    listing = decode_instructions(case.payload)
+    reference = trace_reference(listing, case.image)
+    facts = listing.facts()
+    index = next(n for n, each in enumerate(facts) if each.is_dma and each.writes[0].region == 1)
+    target = facts[index].writes[0]
+    readers = {
+        n
+        for n, each in enumerate(facts)
+        for run in each.reads
+        if run.region == 1 and run.low < target.high and target.low < run.high
+    }
+    source = listing.instructions[index].op.registers["DMA0_SRC"]
+    mutation = Mutator(listing, case.image, 0).with_registers("moved buffer", index, DMA0_SRC=source + 16)
+    found = {rejection.index for rejection in check_dataflow(mutation.listing, case.image, reference)}
+    assert found and found <= readers and index not in found
+    assert reference.reads[listing.instructions[index].op.key] == ()
+
+
 def test_outputs_must_be_written() -> None:
     case = compile_case("blocks", "ethos-u55-128")
     size = case.image.sizes[1] + 16
