@@ -42,7 +42,7 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``
     - weights in SRAM, if ``constants`` is ``auto``
-    - smaller arenas, if the RAM limit is exceeded
+    - no copies of weights in SRAM, and then smaller arenas, if the RAM limit is exceeded
     - the fastest arena and weights in SRAM, if the time limit is exceeded
     - 16 bits for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
@@ -159,6 +159,9 @@ class _Search:
 
     def with_less_ram(self, before: Record) -> Record:
         best = before
+        has_copies = any(row.name == "resident-weights" for row in before.stream_passes)
+        if has_copies and _settings(before).constants == FLASH and "constants" not in self.fixed:
+            best = self.attempt("no copies of weights", _settings(before).with_(constants=0))
         for _ in range(0 if "arena" in self.fixed or not is_ram_possible(before) else _STEPS):
             settings, arena = _settings(best), _arena(best)
             if settings.ram_limit is None or not arena or not _is_missed(best, "ram"):
