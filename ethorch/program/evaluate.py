@@ -56,7 +56,7 @@ class Evaluation:
 
     Attributes:
         seconds: Run time of all columns on the host.
-        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is relative to the float model.
+        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is the lowest SQNR of an output.
         confusion: Confusion matrix of each column, with labels as rows, for classification.
         interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
         sample_results: Results of each sample, or empty if ``keep`` is False.

@@ -72,6 +72,14 @@ class OutputRatios:
         return math.nan if any(map(math.isnan, decibels)) else min(decibels, default=math.inf)
 
 
+def lowest_sqnr_db(references: Sequence[Any], approximations: Sequence[Any]) -> float:
+    """Return the lowest SQNR of an output over several samples, in dB. Raise ValueError as :func:`sqnr_db` does."""
+    ratios = OutputRatios()
+    for reference, approximation in zip(references, approximations, strict=True):
+        ratios.add(reference, approximation)
+    return ratios.db
+
+
 def _pair_tensors(reference: Any, approximation: Any) -> list[tuple[int, Tensor, Tensor]]:
     """Return the floating-point tensors and their approximations, or all tensors if none is floating-point."""
     pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))

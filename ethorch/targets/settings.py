@@ -176,7 +176,7 @@ class Settings:
             weights if this saves cycles and meets the RAM limit.
         ram, flash: Limits of the whole application in bytes.
         latency_ms: Limit of the estimated inference time in milliseconds.
-        min_sqnr_db: Minimum SQNR relative to the float model.
+        min_sqnr_db: Minimum SQNR of each output relative to the float model.
         board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
             limits of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.

@@ -15,7 +15,7 @@ from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
-from ethorch.support.metrics import Metric, sqnr_db
+from ethorch.support.metrics import Metric, lowest_sqnr_db
 from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge
 from ethorch.tuning.switched_graph import Switched
@@ -129,7 +129,7 @@ def sensitivity(
         spec: Compile spec, or a configured quantizer.
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
-            better. Defaults to ``ethorch.sqnr_db``.
+            better. Default: the lowest SQNR of an output, in dB.
         config: Config of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
         judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU with float operators on the CPU.
@@ -143,7 +143,7 @@ def sensitivity(
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)
     if quantizer is not spec:
         quantizer.set_global(config or get_symmetric_quantization_config())
-    metric = metric or sqnr_db
+    metric = metric or lowest_sqnr_db
     switched = Switched(model, quantizer, samples)
     names = list(modules) if modules is not None else switched.parts
     inside = {name for path in switched.owners.values() for name in path}

@@ -24,7 +24,7 @@ from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
-from ethorch.support.metrics import Metric, sqnr_db
+from ethorch.support.metrics import Metric, lowest_sqnr_db, sqnr_db
 from ethorch.support.quiet import quiet
 from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -172,8 +172,8 @@ def mixed_precision(
         raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")
     if not samples:
         raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
-    unit = "dB" if metric is None or metric is sqnr_db else "metric"
-    base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
+    unit = "dB" if metric in (None, sqnr_db) else "metric"
+    base, metric = base or get_symmetric_quantization_config(), metric or lowest_sqnr_db
     graph = export_copy(model, samples[0])
     state = copy_state(graph)
     reference = compute_outputs(export_copy(graph, samples[0]), samples, state)

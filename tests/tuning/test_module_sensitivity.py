@@ -121,3 +121,26 @@ def test_state_on_the_npu_begins_anew_for_each_figure() -> None:
     data = samples((1, 4), count=5)
     fake, found = (ethorch.tuning.sensitivity(Stateful(), SPEC, data, judge=judge) for judge in ("quantized", "npu"))
     assert found.whole == pytest.approx(fake.whole, abs=1.5) and found.whole > 25
+
+
+class TwoOutputs(nn.Module):
+    """A large output with little error, and a small one with much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.small = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.large(x) * 100, torch.softmax(self.small(x) * 8, -1)
+
+
+def test_a_large_output_does_not_hide_the_error_of_a_small_one() -> None:
+    data = samples((1, 8), count=8)
+
+    def measure(metric: Any = None) -> float:
+        return ethorch.tuning.sensitivity(TwoOutputs(), SPEC, data, modules=["small"], metric=metric).whole
+
+    each = [measure(lambda a, b, n=n: ethorch.sqnr_db([y[n] for y in a], [y[n] for y in b])) for n in range(2)]
+    assert measure() == pytest.approx(min(each)) and abs(each[0] - each[1]) > 0.5
+    assert measure(ethorch.sqnr_db) > min(each) + 0.5

@@ -20,9 +20,11 @@ from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault, VelaError, VerificationError
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa.ir import Graph
-from ethorch.vela import repair
+from ethorch.vela import delegate, repair
+from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.delegate import compile_lowered
 from ethorch.vela.lowered import Lowered
+from ethorch.vela.optimize import optimize_model
 from tests.helpers.random_networks.sweeps import without_row
 from tests.lower.rewrite.vela_bug_findings import built, npu_of
 from tests.lower.rewrite.vela_bug_graphs import GRAPHS
@@ -59,6 +61,24 @@ def test_copies_mend_what_vela_gets_wrong(id: str, npu: str, caplog: pytest.LogC
             found = lowered(built(make, npu), npu)
         assert 1 <= len(found.repairs) <= 2
         assert "[vela.repaired]" in caplog.text and found.repairs[0] in caplog.text
+
+
+def test_attempts_run_no_passes_but_the_result_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    id, npu = "vela.matmul-of-slice", "ethos-u55-128"
+    calls: list[frozenset[str]] = []
+
+    def optimize(compiled: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
+        calls.append(spec.stream_passes)
+        return optimize_model(compiled, spec)
+
+    monkeypatch.setattr(delegate, "optimize_model", optimize)
+    make = next(iter(GRAPHS[id].values()))
+    assert not isinstance(make, Avoided)
+    with without_row(id):
+        found = lowered(built(make, npu), npu)
+    passes = EthosUCompileSpec(npu).stream_passes
+    assert found.repairs and calls[0] == calls[-1] == passes and len(calls) > 2
+    assert set(calls[1:-1]) == {frozenset()}
 
 
 def test_nothing_is_copied_if_the_commands_are_right(caplog: pytest.LogCaptureFixture) -> None:
