@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Name of each pass, and its purpose.
 PASSES = {
     "attention": "Compute matrix products of two activations on U55 and U65 as convolutions.",
-    "resident-weights": "Copy weights that are read several times to fast memory once.",
+    "resident-weights": "Copy repeatedly read weights to fast memory once.",
     "early-transfers": "Start transfers of weights several operators ahead.",
     "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",

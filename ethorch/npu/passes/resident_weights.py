@@ -1,4 +1,4 @@
-"""Copy weights that are read several times to fast memory once, e.g. those of a recurrent network."""
+"""Copy repeatedly read weights, such as those of a recurrent network, to fast memory once."""
 
 from __future__ import annotations
 
