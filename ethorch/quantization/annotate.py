@@ -74,7 +74,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (the only input of the pointwise chain that ends with ``node``, config), or None if there are several inputs."""
+        """Return (only input, config) of the pointwise chain that ends with ``node``, or None if there is no such chain."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
@@ -200,7 +200,7 @@ class Scan:
         return qspec
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
-        """Return the spec of a weight. A constant weight has one scale, or one scale for each index of ``axis``."""
+        """Return the spec of a weight. A constant weight has one scale for each index of ``axis`` (a single scale if None)."""
         spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec

@@ -70,7 +70,7 @@ def quantize_methods(
 
     Raises:
         SpecError: No model contains an operator named in ``operators``.
-        EthorchError: A session calls an unknown model, shapes differ from the example inputs, or no session calls a model.
+        EthorchError: A session calls an unknown model, shapes differ from the example inputs, or a model is never called.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):

@@ -43,7 +43,7 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """The rank and batch size of a tensor, and the largest correlation of neighbors on an axis (None if small or constant)."""
+    """The rank and batch size of a tensor, and the strongest correlation of neighboring elements (None if small or constant)."""
 
     rank: int
     batch: int

@@ -140,7 +140,7 @@ def get_symmetric_a16w8_quantization_config(
     """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
 
     Compared with int8, the SQNR rises by 5 to 25 dB, and the cycles multiply by two to four, or by up to 16 for attention on U55.
-    See :func:`get_symmetric_quantization_config`.
+    See :func:`get_symmetric_quantization_config` for the other arguments.
 
     Args:
         epsilon: Alias of ``eps``, for scripts written for ExecuTorch's Arm backend.

@@ -22,11 +22,11 @@ _SMALLEST = 2.0**-24  # minimum scale, for channels of zeros
 
 
 def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
-    """Return the weight with masked elements set to zero and all others rounded to levels. Rounding does not change the gradient.
+    """Return the weight with some elements set to zero and all others rounded to levels. Rounding does not change the gradient.
 
     Args:
         mask: Bool tensor with the weight's shape. False sets an element to zero.
-        table: int64[255], the levels for -127..127, or an empty tensor to disable rounding.
+        table: int64[255] with the level of each integer value in -127..127, or an empty tensor to disable rounding.
         axis: Output channel axis. The largest magnitude of each channel maps to 127.
     """
     masked = torch.where(mask, weight, 0.0)

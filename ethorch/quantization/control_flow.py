@@ -295,7 +295,8 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
     """Run each branch that no sample reached, outer branches first.
 
-    A branch of ``cond`` runs in place of the other branch. A loop body runs once, on the operands of the condition.
+    A branch of ``cond`` runs in place of the other branch, on up to 16 samples. A loop body runs once, on the operands of the
+    condition.
 
     Raises:
         QuantizationError: No sample reached a control-flow operator.
@@ -320,8 +321,8 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
         )
     if unreached:
         logger.warning(
-            "none of %d calibration samples reached %s. These branches were calibrated with operands of other branches. "
-            "If the operands of the branches differ, add a sample for each branch. [submodules.unreached_branch]",
+            "none of %d calibration samples reached %s. They were calibrated with the operands of other branches, "
+            "which may differ. Add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

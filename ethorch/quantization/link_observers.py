@@ -26,7 +26,7 @@ Edge = Node | tuple[Node, Node]
 
 
 def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning = UNTUNED) -> None:
-    """Configure ethorch's observers, and replace observers of moved data with followers.
+    """Configure ethorch's observers, and replace observers of outputs that share their input's parameters with followers.
 
     Args:
         observers: Observers by node or edge (argument, node), changed in place.
@@ -69,7 +69,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
 
 
 def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning, written: WrittenWeights) -> None:
-    """Set the zero point of the operand of each int8 matrix product that the NPU converts to weights."""
+    """Set ``center`` for the int8 operand that the NPU converts to weights in each matrix product."""
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         factors = None if spec is None else spec.rule(node).factors

@@ -48,7 +48,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         use_composable_quantizer: Has no effect. Accepted for scripts written for ExecuTorch's Arm backend.
 
     Raises:
-        SpecError: ``compile_spec`` has another type.
+        SpecError: ``compile_spec`` is invalid.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator without a more specific setting. Except in ``set_io``, None leaves operators in float."""
+        """Quantize operators without a more specific setting. In all setters except ``set_io``, None leaves operators in float."""
         self.settings.everything = quantization_config
         return self
 
@@ -125,7 +125,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             model: Module from ``torch.export.export(...).module()``.
-            calibration_samples: Argument tuples. Branches that no tuple reaches cause a warning.
+            calibration_samples: Argument tuples. A branch that no tuple reaches causes a warning.
             is_qat: Whether to prepare with ``prepare_qat_pt2e``.
             fold_quantize: See ``convert_pt2e``.
 

@@ -36,7 +36,7 @@ def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str
 def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
     """Replace written buffers with shared copies, because torch.export and ``convert_pt2e`` reuse the user's tensors.
 
-    Store the initial values in ``module.meta``.
+    Store the initial values in ``module.meta[INITIAL]``.
     """
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}

@@ -37,7 +37,7 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A weight observer with one scale per output channel.
 
-    If the bias of a channel exceeds half the accumulator's range, the scale of the channel is increased, with a warning.
+    If bias / (input scale x weight scale) exceeds half the accumulator's range, the weight scale of the channel is increased.
 
     Args:
         method: ``max`` (largest magnitude) or ``mse`` (least squared error).
@@ -91,7 +91,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         if self._weight is None:
             raise QuantizationError(
                 "calibration.none",
-                f"{self.name or 'a weight'} observed no calibration input. Run the prepared model on samples before convert_pt2e.",
+                f"{self.name or 'a weight'} was not observed. Run the prepared model on samples before convert_pt2e.",
             )
         scale, zero = self._calculate_qparams(self.min_val, self.max_val)
         if self.method == "mse":

@@ -26,7 +26,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace values that do not depend on inputs (masks, position tables, arange) with buffers or numbers.
+    """Replace values that do not depend on inputs (masks, arange) with buffers of up to 2**24 elements, or numbers.
 
     Random numbers, written buffers and parameters of a trainable model are not constant.
     """
@@ -59,7 +59,7 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _copy_outputs(graph_module: GraphModule) -> None:
-    """Copy outputs that operators also read, because a delegate owns the constants that it reads."""
+    """Copy constant outputs that operators also read, because a delegate owns the constants that it reads."""
     output = graph_module.graph.output_node()
     for node in list(output.all_input_nodes):
         tensor = tensor_of(graph_module, node)

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every composite operator, recursively. Requires a graph without in-place operators."""
+    """Decompose composite operators recursively. Excluded operators, and operators with data-dependent shapes, remain."""
     pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
     relaid: set[Node] = set()  # nodes whose strides differ from the strides of the nodes that they replace
     while pending:

@@ -2,7 +2,7 @@
 
 transformers sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the order. Neither
 the NPU nor ExecuTorch has kernels for these operators. This pass copies each row to its expert's position in a
-longer row of zeros, and emits one linear layer with the matrices of all experts.
+longer row of zeros, and multiplies that row by the matrices of all experts in one linear layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace the sort, grouped products and inverse permutation of each mixture of experts with one linear layer."""
+    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped products with linear layers."""
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]

@@ -36,9 +36,9 @@ _TRUTHS = {
 
 
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every in-place operator in the graph and its control-flow subgraphs. The caller must recompile the graph.
+    """Replace in-place operators in the graph and its control-flow subgraphs. The caller must recompile the graph.
 
-    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of a written buffer read a ``clone``.
+    Updates of batch norm counters remain. Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of a written buffer read a ``clone``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, writes to an argument other than the first, or writes
@@ -90,7 +90,7 @@ class _View:
 
 
 class _Functionalizer:
-    """A pass that runs in graph order. Original nodes identify views of memory, and ``current`` returns their values."""
+    """A pass that runs in graph order. Original nodes identify views of memory, and ``current`` returns their current values."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph

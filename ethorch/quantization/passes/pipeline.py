@@ -48,8 +48,8 @@ class Pass:
     Attributes:
         name: Name of the function, or another name if the function runs twice.
         run: Function that transforms the graph in place.
-        after, before: Passes that must run earlier or later.
-        only: ``trainable`` or ``fixed`` to run the pass only if parameters are trained or not trained.
+        after, before: Passes that must run earlier, and passes that must run later.
+        only: ``trainable`` if the pass runs only in training, ``fixed`` if never in training.
     """
 
     name: str
@@ -110,7 +110,7 @@ PASSES = (
 
 
 def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
-    """Run ``PASSES`` in place, and eliminate dead code after each pass. Dynamic dims remain dynamic unless parameters are trained.
+    """Run ``PASSES`` in place, and eliminate dead code after each pass. Except in training, dynamic dims remain dynamic.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or a pass requires a data-dependent shape.

@@ -24,7 +24,7 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Decompose each ``torch.topk`` that has a small k and whose indices are used only along its dim.
+    """Decompose each ``torch.topk`` with k of at most 8 whose indices are used only by gather and scatter along its dim.
 
     A ``topk`` with unused indices, e.g. to select groups of experts, is decomposed only if another ``topk`` has used indices.
     """
