@@ -29,7 +29,7 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace edge operators that have a decomposition with its core ATen operators.
+    """Replace edge operators with the core ATen operators of their decompositions, if they have one.
 
     Returns:
         The new operators, with the metadata of the replaced operators.

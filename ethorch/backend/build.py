@@ -44,7 +44,7 @@ def build_pte(
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
         shared: Whether ExecuTorch also places mutable buffers in a separate memory that methods can share (``formats.pte_merge``).
-        wide: Names of counters that stay int64.
+        wide: Names of mutable buffers (counters) that stay int64.
         dynamic_shapes: Dynamic dims of each input tensor, keyed by axis. Requires ExecuTorch's lowering.
 
     Raises:

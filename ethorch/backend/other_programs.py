@@ -27,8 +27,9 @@ class OtherProgram:
 
     Attributes:
         edge: The program before serialization.
-        module: The lowered module, after quantization.
-        report: Report of the partitioner, or None if the program has no delegates.
+        module: The quantized or float module that was lowered.
+        report: Report of the partitioner, or None if the program is for CPUs.
+        inputs: Example inputs.
     """
 
     edge: EdgeProgramManager
@@ -86,7 +87,7 @@ def lower_for_cortex_m(
 
     Args:
         cpu: CPU name, e.g. ``cortex-m55``.
-        samples: Calibration inputs, read only if ``quantize`` is True.
+        samples: Calibration inputs, unused unless ``quantize`` is True.
         explicit_layout: Whether to permute tensors instead of changing their memory format.
     """
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config

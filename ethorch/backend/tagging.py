@@ -54,7 +54,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes without nodes that only assertions read, unless the result contains an input of the node."""
+    """Return the tagged nodes, except those that only assertions read and whose inputs are not in the result."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):

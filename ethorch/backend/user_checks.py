@@ -59,7 +59,7 @@ class UserChecks:
                     part.meta[LEFT_TO_CPU] = reason
 
     def warn(self) -> None:
-        """Log a warning for each check that has refused no operator."""
+        """Log a warning for each check that has not refused any operator."""
         for check in self.without_match():
             logger.warning(
                 "the check %s(%s) matches no operator of the program; see the names in edge_program.graph, or use exact=False "

@@ -16,6 +16,7 @@ class Build:
     """A program, its delegates and the placement of each operator.
 
     Attributes:
+        pte: Contents of the file.
         partition: The operators on the NPU, and the reasons for operators on the CPU.
         delegates: The delegates, in the order of the file.
         spec: The compile spec, including paths of ini files.

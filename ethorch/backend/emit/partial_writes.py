@@ -38,7 +38,7 @@ class Part:
         rows: Node that computes the new integer values, which the delegate returns.
         shape: Shape of the view of the buffer to which the rows are written.
         dim: Axis along which rows are replaced.
-        start: Index of the first replaced element in the buffer if the rows are contiguous, or None.
+        start: Flat index of the first replaced element of the buffer if the rows are contiguous, or None.
         index: Node with the row indices, int32 or int64 [rows], if the rows are not contiguous, or None.
     """
 

@@ -24,7 +24,7 @@ def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int
     times lifetime, and by first write.
 
     Args:
-        tensors: Size in bytes, writing instruction and last reading instruction, keyed by tensor.
+        tensors: Size in bytes, and indices of the writing and the last reading instruction, keyed by value index.
     """
     orders: tuple[Callable[[tuple[int, tuple[int, int, int]]], tuple[int, ...]], ...] = (
         lambda item: (-item[1][0], item[0]),
@@ -67,13 +67,13 @@ class Values:
         return self.like(node.meta["val"])
 
     def like(self, tensor: torch.Tensor, contents: int = 0) -> int:
-        """Add a contiguous tensor. ``contents`` is the index of the bytes in the program's constants."""
+        """Add a contiguous tensor. ``contents`` is the index of the bytes in the program's constants, or 0."""
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape))), data=contents))
         return len(self.values) - 1
 
     def state(self, node: Node, name: str, contents: int, offset: int) -> int:
-        """Add a mutable buffer with an initial value."""
+        """Add a mutable buffer at byte ``offset`` of ``SHARED_MEMORY``, with initial value number ``contents``."""
         number = self.tensor(node)
         self.values[number] = replace(self.values[number], place=(SHARED_MEMORY, offset), data=contents, extra=Extra(name=name))
         return number
