@@ -1,7 +1,7 @@
 """Bias correction and adaptive rounding.
 
-Nodes are computed one by one, in float and quantized. Each layer reads the outputs of quantized layers, so errors do not
-accumulate. ``weight_rounding`` rounds weights. Bias correction adds the mean error to the bias (Nagel et al. 2019, Data-Free
+Nodes are computed one by one, in float and quantized. In the quantized run, each layer reads the outputs of corrected
+layers, so errors do not accumulate. ``weight_rounding`` rounds weights. Bias correction adds the mean error to the bias (Nagel et al. 2019, Data-Free
 Quantization Through Weight Equalization and Bias Correction, section 4.2).
 """
 
@@ -50,7 +50,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
     Rounding takes seconds per layer, and helps most with four-bit weights.
 
     Args:
-        prepared: Calibrated graph module from ``prepare_pt2e``. Weights are changed in place.
+        prepared: Calibrated graph module from ``prepare_pt2e``, changed in place.
         samples: About ten input tuples, all held in memory.
         bias: Whether to correct biases as well.
 

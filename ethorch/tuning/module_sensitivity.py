@@ -137,7 +137,7 @@ def sensitivity(
 
     Raises:
         QuantizationError: ``samples`` is empty, a named module is not quantized, ``judge`` is unknown, or ``judge`` is ``"npu"``
-            and ``spec`` is not an ``EthosUCompileSpec``.
+            without an ``EthosUCompileSpec``.
     """
     check_judge(judge)
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)

@@ -49,14 +49,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """The costs and accuracy after raising one more module. The first step uses only the base scheme.
+    """The costs and accuracy after raising the precision of one more module. The first step uses only the base config.
 
     Attributes:
         module: Name of the raised module, or an empty string for the first step.
         metric: SQNR in dB, or the user's metric.
-        cycles: Vela's estimate for all delegates.
+        cycles: Vela's total for all delegates.
         sram_bytes: Largest SRAM peak among the delegates.
         constant_bytes: Size of the ``.pte``.
+        delegates, cpu_operators: Numbers of delegates and of operators refused by the NPU.
     """
 
     module: str
@@ -161,7 +162,8 @@ def mixed_precision(
         progress: Called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, or ``to`` or ``judge`` is unknown.
+        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named module is
+            not quantized.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:

@@ -45,7 +45,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
 
     Parameters are changed in place. Outputs are preserved up to float rounding. A stream
     can be rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it.
-    The weights of these normalizations become ones. Other streams (normalization after the addition, convolutions) do not change.
+    The factors of these normalizations become 1, and their biases 0. Other streams (normalization after the addition, convolutions) do not change.
 
     ::
 

@@ -34,6 +34,7 @@ class Parameter:
     """A parameter to change.
 
     Attributes:
+        axis: Channel axis.
         added: Constant added to the parameter before the multiplication (Gemma's norms: 1).
     """
 
@@ -162,7 +163,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return the 1D parameter from which only casts and added constants compute ``node``, or None."""
+        """Return the 1D parameter that becomes ``node`` through only views, casts and added constants, or None."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
@@ -194,7 +195,7 @@ class Finder:
         return () if None in parameters else tuple(parameter for parameter in parameters if parameter is not None)
 
     def moves(self, node: Node) -> bool:
-        """Return True if the node does not change the last axis."""
+        """Return True if the node is a view or copy that preserves the dtype and the last axis."""
         if node.op != "call_function" or op_name(node.target) not in _MOVES or not isinstance(node.args[0], Node):
             return False
         value, before = first_value(node), first_value(node.args[0])

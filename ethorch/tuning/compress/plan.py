@@ -307,7 +307,7 @@ class _Limits:
         if self.sqnr_db is not None and new_plan.sqnr_db_before < self.sqnr_db:
             remedy = (
                 f"Without compression, the SQNR is {new_plan.sqnr_db_before:.1f} dB. Improve the accuracy first, e.g. with "
-                "--scheme a16w8."
+                "scheme a16w8."
             )
         elif new_plan.flash_bytes > (self.flash or math.inf) or new_plan.cycles > (self.cycles or math.inf):
             remedy = "Use stronger recipes or a looser limit, or train with ethorch.tuning.compress.constrain."

@@ -44,7 +44,7 @@ class Layer:
         cycles, cycles_before: Vela's cycles for the layers that read the weight, with and without the plan.
         bytes, bytes_before: Encoded bytes of the weight and its scales, with and without the plan.
         sqnr_db: See :class:`Tried`.
-        tried: All recipes.
+        tried: All applicable recipes, including ``as-is``.
     """
 
     weight: str
