@@ -26,10 +26,7 @@ _MARK = "ethorch_retries"
 
 
 def install() -> None:
-    """Make ExecuTorch's ``to_backend`` retry for ethorch's partitioners. Idempotent.
-
-    ``to_backend`` dispatches on the type of its first argument. The two overloads that accept a partitioner are replaced.
-    """
+    """Make ExecuTorch's ``to_backend`` retry for ethorch's partitioners. Idempotent."""
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
         function = to_backend.dispatch(form)
         if not hasattr(function, _MARK):

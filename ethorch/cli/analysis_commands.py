@@ -141,7 +141,7 @@ def report(
     profile: Annotated[
         list[Path] | None,
         option(
-            help="Measurements: a log printed by a board, or CSV with qread_bytes,samples or milliseconds; repeatable.",
+            help="Measurements: a board's log, or CSV with columns qread_bytes and samples, or milliseconds; repeatable.",
             metavar="FILE",
         ),
     ] = None,

@@ -51,7 +51,6 @@ def give(answer: Answer, as_json: bool) -> None:
 
 
 def stack(*parts: RenderableType) -> RenderableType:
-    """Return a group that prints renderables one after the other."""
     from rich.console import Group
 
     return Group(*parts)

@@ -47,7 +47,7 @@ def aot_arm_compiler(
         typer.Option(
             "--model_name",
             "-m",
-            help="MODEL of `compile`, or the name of a model in ExecuTorch's examples or torchvision.",
+            help="MODEL as in `compile`, or the name of a model in ExecuTorch's examples or torchvision.",
             metavar="MODEL",
         ),
     ],
@@ -60,7 +60,8 @@ def aot_arm_compiler(
         str | None, typer.Option("--quant_mode", help="INT8 or A16W8. Default: A16W8 for targets with int16, otherwise INT8.")
     ] = None,
     target: Annotated[
-        str, typer.Option("--target", "-t", help="Name of an NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
+        str,
+        typer.Option("--target", "-t", help="An NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or e.g. cortex-m55."),
     ] = "ethos-u55-128",
     calibration_data: Annotated[
         Path | None,

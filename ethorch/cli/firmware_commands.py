@@ -55,7 +55,7 @@ def firmware(
     if runtime == EXECUTORCH:
         return _write_delegate(output)
     if program is None:
-        raise SpecError("missing argument: expected a program or model. An argument is optional only with --runtime executorch.")
+        raise SpecError("missing argument: expected a program or model. The argument is optional only with --runtime executorch.")
     if board is not None and not sources.is_program(program):
         choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
     subject = sources.program_of(program, choices, method[0] if method else None)

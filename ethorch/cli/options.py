@@ -148,8 +148,6 @@ Inputs = Annotated[
 
 @dataclass(frozen=True)
 class Samples:
-    """The model's inputs, weights and calibration samples."""
-
     shape: Shape = None
     weights: Weights = None
     calibrate: Calibrate = None
@@ -160,8 +158,6 @@ class Samples:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The NPU or board, and the quantization of the model."""
-
     target: Target = None
     board: Board = None
     scheme: Scheme = None
@@ -171,8 +167,6 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Budget:
-    """The budgets for memory, time and accuracy."""
-
     ram: Ram = None
     flash: Flash = None
     latency: Latency = None

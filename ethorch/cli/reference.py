@@ -33,7 +33,6 @@ installs shell completion.
 
 
 def page() -> str:
-    """Return the page, with a section for each subcommand."""
     lines = [_HEAD.rstrip()]
     for name, function in sorted(COMMANDS.items()):
         lines += ["", f"## ethorch {name}", "", " ".join((function.__doc__ or "").split()), ""]

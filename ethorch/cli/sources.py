@@ -94,7 +94,6 @@ def read_samples(settings: Settings, paths: Any) -> Any:
 
 
 def compile_model(name: str, settings: Settings) -> Program:
-    """Compile the named model."""
     user = read_model(name, settings)
     from ethorch.program.compile import compile
 

@@ -1,7 +1,7 @@
 """Convert inputs and outputs to NHWC, e.g. for cameras.
 
 NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6% of mobilenet_v2's cycles on u85-256). Inputs in
-``channels_last``, and the inputs of a wrapped model, do not require a transpose.
+``channels_last``, and the inputs of ``NhwcIo``, do not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ethorch.tosa.layout import nhwc_axis
 
 
 def to_nhwc(value: Any) -> Any:
-    """Permute a tensor [N, C, H, W] or [N, C, D, H, W] to channels last."""
+    """Permute a tensor [N, C, H, W] or [N, C, D, H, W] to channels last. Return other values unchanged."""
     return value.permute(0, *range(2, value.dim()), 1) if isinstance(value, Tensor) and value.dim() in (4, 5) else value
 
 
@@ -44,7 +44,7 @@ class NhwcIo(nn.Module):
 
 
 def nhwc_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert the inputs of a model to contiguous inputs of the wrapped model."""
+    """Convert the inputs of a model to contiguous inputs of :class:`NhwcIo`."""
     return tuple(pytree.tree_map(lambda x: to_nhwc(x).contiguous() if isinstance(x, torch.Tensor) else x, inputs))
 
 

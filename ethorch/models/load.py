@@ -119,11 +119,7 @@ class UserMethods:
 
 
 def check_module(model: Any) -> None:
-    """Check that torch.export supports the type of the model.
-
-    Raises:
-        EthorchError: The model is not an nn.Module, but e.g. a TorchScript module or a state dict.
-    """
+    """Raise EthorchError unless the model is an nn.Module instance, and not a TorchScript module."""
     if isinstance(model, torch.jit.ScriptModule):
         raise EthorchError(
             f"expected an nn.Module, got the TorchScript module {type(model).__name__}. Pass the nn.Module from which torch.jit "

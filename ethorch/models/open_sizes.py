@@ -39,7 +39,7 @@ def is_size(node: Node) -> bool:
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of a node's result, or first input, with dynamic dims, e.g. ``[1, 8..128, 16]``."""
+    """Return the shape of the first tensor with dynamic dims in a node's result or inputs, e.g. ``[1, 8..128, 16]``."""
     for operand in (node, *node.all_input_nodes):
         for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):

@@ -67,7 +67,7 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
 
     Args:
         source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
-            folders (.npy, .npz, .pt, .csv, .wav, images).
+            folders (.npy, .npz, .pt, .csv, .wav, images). The label of a file in a subfolder is the index of the subfolder.
         transform: Function applied to each item before checks. Images are float32 in 0..1.
         limit: Maximum number of samples. A batch counts as several samples.
 

@@ -1,6 +1,6 @@
 """Load models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
 
-Networks have random weights unless the user provides a weights file. Weights files cannot execute code.
+Networks of torchvision and timm have random weights. Weights files cannot execute code.
 """
 
 from __future__ import annotations

@@ -212,7 +212,6 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._qparams
 
     def _calculate_centered(self, low: float, high: float) -> tuple[Tensor, Tensor] | None:
-        """Return (scale, zero point) with the zero point of ``center``, or None if the step would grow too much."""
         if self.center is None or self.qscheme != torch.per_tensor_affine or not low < high:
             return None
         zero, most = self.center
@@ -226,7 +225,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range covers ``limits`` (only the larger magnitude if symmetric), or if only zeros were observed."""
+        """Return True if the observed range covers ``limits`` (if symmetric, only the larger magnitude), or if all values are 0."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0
@@ -305,7 +304,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
 
 def find_leader(observer: Any) -> Any:
-    """Follow the chain of leaders and return the last one. Return ``observer`` if it has no leader."""
+    """Return the last leader in the chain, or ``observer`` if it has no leader."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

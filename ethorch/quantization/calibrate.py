@@ -127,7 +127,6 @@ def _describe_call(models: Mapping[str, UserModel], session: int, place: int, na
 
 
 def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -> None:
-    """Run the model with observers. If it fails, raise the error of the user's model, or the original error if that model runs."""
     try:
         prepared(*inputs)
     except EthorchError:

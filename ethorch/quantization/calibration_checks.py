@@ -60,7 +60,6 @@ class InputStatistics:
 
 
 def _correlate(x: Tensor) -> float | None:
-    """Return the correlation of neighbors along the last axis, or None if the values are constant."""
     left, right = x[..., :-1].flatten(), x[..., 1:].flatten()
     left, right = left - left.mean(), right - right.mean()
     power = float(left.norm() * right.norm())

@@ -297,9 +297,6 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
 
     A branch of ``cond`` runs in place of the other branch, on up to 16 samples. A loop body runs once, on the operands of the
     condition.
-
-    Raises:
-        QuantizationError: No sample reached a control-flow operator.
     """
     unreached, unseen = list[str](), list[str]()
     for branch in branches:

@@ -34,7 +34,7 @@ def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: A float input or output is used in float, quantized to another type, or quantized differently by its readers.
+        QuantizationError: An input or output is used in float, quantized to another type, or quantized differently by its readers.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)

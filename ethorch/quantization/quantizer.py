@@ -213,7 +213,5 @@ def _as_list(value: Any) -> list[Any]:
 class EthosUQuantizer(TOSAQuantizer):
     """A quantizer for an Ethos-U, e.g. ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
 
-    Args:
-        compile_spec: An ``EthosUCompileSpec``, or its list form.
-        use_composable_quantizer: See :class:`TOSAQuantizer`.
+    See :class:`TOSAQuantizer` for the arguments.
     """

@@ -48,8 +48,8 @@ class Settings:
         """Return a function from a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
 
         A decomposed node matches the name and the target of its composite operator. If there is a global config, an unmatched
-        operator without weights (relu, add, cat, pool, matmul, view) adopts the config that all its neighbors share. Neighbors that may
-        also adopt a config are replaced by their own neighbors, so that values between 16-bit modules remain 16-bit.
+        operator without weights (relu, add, cat, pool, matmul, view) adopts the config that all its neighbors share. Neighbors
+        that may also adopt a config are replaced by their own neighbors, so that values between 16-bit modules remain 16-bit.
         Operators next to a float module use the global config.
 
         Args:

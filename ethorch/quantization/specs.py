@@ -37,7 +37,7 @@ class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no 
 
 
 def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """Return the spec of an output with a known range: an ``ActivationObserver`` limited to the range, or fixed quantization parameters.
+    """Return the spec of an output with a known range: a range-limited ``ActivationObserver``, or fixed quantization parameters.
 
     Args:
         like: Spec of other outputs. Integer limits default to the limits of its dtype.

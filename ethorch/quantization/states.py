@@ -28,8 +28,8 @@ Place = Node | tuple[Node, Node]
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     """Share one observer between the readers of a written buffer, the written value, and the intermediate values between them.
 
-    A buffer is skipped if dtypes differ, ranges are dynamic, or the written value is not quantized. A program input that is written unmodified is
-    quantized like the buffer.
+    A buffer is skipped if dtypes differ, ranges are dynamic, or the written value is not quantized. A program input that is
+    written unmodified is quantized like the buffer.
 
     Args:
         model: Annotated graph whose writes are ``copy_`` nodes.

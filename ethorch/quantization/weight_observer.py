@@ -99,7 +99,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return self.fit_bias(scale), zero
 
     def least_squares(self, scale: Tensor) -> Tensor:
-        """Return the scale with the least squared error for each channel, selected from 71 multiples (0.3 to 1) of ``scale``."""
+        """Return the result of :func:`least_squares_scales` for each channel, with 71 multiples of ``scale``."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)

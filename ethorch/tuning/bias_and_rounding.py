@@ -1,8 +1,8 @@
 """Bias correction and adaptive rounding.
 
 Nodes are computed one by one, in float and quantized. In the quantized run, each layer reads the outputs of corrected
-layers, so errors do not accumulate. ``weight_rounding`` rounds weights. Bias correction adds the mean error to the bias (Nagel et al. 2019, Data-Free
-Quantization Through Weight Equalization and Bias Correction, section 4.2).
+layers, so errors do not accumulate. Bias correction adds the mean error to the bias (Nagel et al. 2019, section 4.2, cited in
+``equalization``).
 """
 
 from __future__ import annotations
@@ -50,12 +50,10 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
     Rounding takes seconds per layer, and helps most with four-bit weights.
 
     Args:
-        prepared: Calibrated graph module from ``prepare_pt2e``, changed in place.
-        samples: About ten input tuples, all held in memory.
-        bias: Whether to correct biases as well.
+        bias: Whether to correct biases as well. See :func:`correct_bias` for the other arguments.
 
     Returns:
-        ``prepared``, for ``convert_pt2e``.
+        ``prepared``, changed in place.
 
     Raises:
         QuantizationError: ``samples`` is empty.

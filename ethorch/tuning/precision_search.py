@@ -162,8 +162,8 @@ def mixed_precision(
         progress: Called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named module is
-            not quantized.
+        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named
+            module is not quantized.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:

@@ -43,9 +43,9 @@ class Rotated:
 def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, seed: int = 0) -> Rotated:
     """Rotate the residual streams of a transformer by a random orthogonal matrix.
 
-    Parameters are changed in place. Outputs are preserved up to float rounding. A stream
-    can be rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it.
-    The factors of these normalizations become 1, and their biases 0. Other streams (normalization after the addition, convolutions) do not change.
+    Parameters are changed in place. Outputs are preserved up to float rounding. A stream can be rotated if it starts with
+    embeddings, only linear layers add to it, and only normalizations before linear layers read it. The factors of these
+    normalizations become 1, and their biases 0. Other streams (normalization after the addition, convolutions) do not change.
 
     ::
 

@@ -26,7 +26,7 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a graph module that shares the model's parameters but not its buffers. Copy a graph module completely.
+    """Return a copy of a graph module, or a graph of another model that shares its parameters but not its buffers.
 
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.

@@ -48,9 +48,6 @@ class Switch(nn.Module):
 class Switched:
     """A calibrated model with a switch in place of every observer.
 
-    Args:
-        model: Module in evaluation mode, or a graph module from torch.export.
-
     Attributes:
         owners: For each switch, the names of the enclosing modules, outermost first. If the operator is outside the innermost
             modules, such as a ``torch.log`` in ``forward``, the name of the operator is appended.

@@ -52,7 +52,6 @@ def _place(
 
 
 def align(size: int) -> int:
-    """Round a size up to the tensor alignment."""
     return -(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 

@@ -54,7 +54,6 @@ def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> No
 
 
 def _part_weights(graph: GraphModule) -> None:
-    """Separate the weights and biases of convolutions with different batch norms."""
     # Convolutions that share a batch norm and have no bias get a common bias of zeros. torchao would add a bias only to the first.
     for name, convolutions in _uses(graph).items():
         groups: dict[tuple[str, ...], list[Node]] = {}
@@ -144,7 +143,6 @@ def _add_zero_bias(graph: GraphModule, convolutions: list[Node], name: str) -> N
 def _fuse_weights(
     weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, *norm: Any, transpose: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Call ``fuse_conv_bn_weights``, with support for grouped transposed convolutions."""
     # PyTorch's function assumes that the second axis of a transposed weight [inputs, outputs / groups, ...] contains all outputs.
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)

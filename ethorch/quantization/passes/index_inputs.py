@@ -1,9 +1,9 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions with lookup tables.
 
 An index is smaller than the size of the dim that it indexes, so it fits 32 bits. One cast after the input replaces a cast for each
-reader, and allows view operators, sums and comparisons of the index to run on the NPU. Counters in mutable buffers are narrowed as
-well (``lower.fx.states``). Floats computed from a position (angles of a rotary embedding) would lose all precision in int8.
-Because the size of the dim limits the positions, all values are computed in advance, as rows of a constant table.
+reader, and allows view operators, sums and comparisons of the index to run on the NPU. Floats computed
+from a position (angles of a rotary embedding) would lose all precision in int8. Because the size of the dim limits the
+positions, all values are computed in advance, as rows of a constant table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
 Passes transform the exported graph in place. After them, the graph is read-only. ``after`` and ``before`` define the required
-order, and a test compares them with ``PASSES``.
+order.
 """
 
 from __future__ import annotations

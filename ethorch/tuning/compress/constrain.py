@@ -53,8 +53,8 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
-    "weight")``. ``one-scale`` is not enforced. For ``one-scale``, call ``apply`` afterwards, which preserves weights that already
-    follow their recipes.
+    "weight")``. To enforce ``one-scale`` as well, call ``apply`` afterwards, which preserves weights that already follow their
+    recipes.
 
     Args:
         model: Model with the initial weights.
