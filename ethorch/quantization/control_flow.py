@@ -318,8 +318,8 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
         )
     if unreached:
         logger.warning(
-            "none of %d calibration samples reached %s. They were calibrated with the operands of other branches, "
-            "which may differ. Add a sample for each branch. [submodules.unreached_branch]",
+            "none of %d calibration samples reached %s. These branches were calibrated with the operands of other "
+            "branches, which may differ. Add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

@@ -26,7 +26,7 @@ Edge = Node | tuple[Node, Node]
 
 
 def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning = UNTUNED) -> None:
-    """Configure ethorch's observers, and replace observers of outputs that share their input's parameters with followers.
+    """Configure ethorch's observers. Observers of outputs that share the input's quantization parameters become followers.
 
     Args:
         observers: Observers by node or edge (argument, node), changed in place.

@@ -57,7 +57,7 @@ class Step:
         cycles: Vela's total for all delegates.
         sram_bytes: Largest SRAM peak among the delegates.
         constant_bytes: Size of the ``.pte``.
-        delegates, cpu_operators: Numbers of delegates and of operators refused by the NPU.
+        delegates, cpu_operators: Numbers of delegates and of operators left on the CPU.
     """
 
     module: str

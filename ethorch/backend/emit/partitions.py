@@ -46,7 +46,7 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent the delegate of partition ``number`` in a graph. Never executed. ``meta["val"]`` contains the results on meta."""
+    """Represent the delegate of partition ``number`` in a graph. Never executed. ``meta["val"]`` contains meta tensors."""
     raise NotImplementedError
 
 
