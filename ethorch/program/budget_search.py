@@ -48,7 +48,8 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
 
     Args:
         make: Function that compiles a program.
-        fixed: Names of settings that the search does not change. ``modules`` disables the search for 16-bit modules.
+        fixed: Names of settings that the search changes only if they are ``auto``. ``modules`` disables the search for 16-bit
+            modules.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -93,7 +94,7 @@ def _warn_of_trades(first: Record, best: Record) -> None:
     if worse:
         logger.warning(
             "a budget is exceeded. The closest program found has worse figures than the program compiled with the original "
-            "settings: %s. Set the arena and constants explicitly to disable the search. [budget.traded]",
+            "settings: %s. Raise or remove the exceeded budgets to keep the original settings. [budget.traded]",
             ", ".join(worse),
         )
 

@@ -221,7 +221,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    If the model is the record's and only ``arena`` and ``constants`` differ, the function reuses the quantized model.
+    If only ``arena`` and ``constants`` differ from the record, the function reuses the quantized model.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

@@ -193,7 +193,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds of layers limited by computation, and the bytes in each memory of layers limited by transfers."""
+        """Return the seconds of CPU operators and compute-bound layers, and the bytes of other layers by limiting memory."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)

@@ -32,7 +32,7 @@ class LayerComparison:
         own_db: SQNR of the fake-quantized result computed from the float model's operands, which excludes the noise of earlier
             operators. Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result in steps.
-        own_steps: Largest difference in steps between results computed from the same operands.
+        own_steps: Largest difference in steps between the NPU's and PyTorch's results for the same operands.
         allowed_steps: Difference that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.
         saturated: Share of clipped elements, from 0 to 1, or None for integers.
         range_used: Share of the integer range that the result covers, from 0 to 1, or None for integers.
@@ -145,7 +145,7 @@ class Comparison(Ladder):
 
     @property
     def first_divergence(self) -> LayerComparison | None:
-        """The first operator whose NPU result differs from PyTorch by more than rounding permits, or None."""
+        """The first operator whose NPU result differs from PyTorch's by more than rounding permits, or None."""
         return next((layer for layer in self.layers if layer.diverges), None)
 
     @property

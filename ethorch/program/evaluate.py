@@ -119,18 +119,18 @@ def evaluate(
     """Run a data set on the simulated NPU and compute metrics.
 
     The float model and the fake-quantized model also run the samples, if known. With the float model, the figures include
-    ``sqnr_db`` and ``agreement`` (share of samples with the same largest output). If the program has state, the samples are run as
-    one sequence that starts with the initial state.
+    ``sqnr_db`` and ``agreement`` (share of samples with the same argmax of the first output). If the program has state, the samples
+    are run as one sequence that starts with the initial state.
 
     Args:
-        program: Program, or the path of a ``.pte``.
+        program: Program, or the path of a ``.pte`` or saved folder.
         data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
         metric: Function of (list of outputs, list of labels) that returns a number or a dict, a torchmetrics object, or ``"map"``
             for the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there are labels.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
             ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
             sample is a dict of ``boxes`` and ``labels``.
-        against: Models to compare the NPU with: ``float`` and ``quantized``. Unknown models are omitted.
+        against: Models to compare the NPU with: ``float`` and ``quantized``. Models that the program does not contain are omitted.
         batch: Number of samples per call. It affects memory use but not results.
         jobs: Number of joblib processes, which run with the backend of ``joblib.parallel_config``. Default: threads are used.
         keep: Whether to return the outputs of every sample.

@@ -251,7 +251,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason to the row of a quantize or dequantize operator on the CPU, and return other rows unchanged."""
+    """Add the reason to the row of a quantize or dequantize operator on the CPU."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)
@@ -320,7 +320,6 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Add a refusal to its operator's row, or as a new row."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, remedy=reason.remedy)
     for number, row in enumerate(rows):

@@ -63,7 +63,7 @@ class Variant:
         core_clock_hz: NPU clock of the estimate.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: Whether all budgets are met and the program fits in the board's memories, or None if budgets and board are not set.
+        fits: Whether no budget or board memory is known to be exceeded, or None if neither budgets nor a board are set.
         searched: Settings that the search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -96,7 +96,7 @@ class Exploration:
     """The result of ``ethorch.explore``.
 
     Attributes:
-        variants: All combinations of the varied settings. The last setting varies fastest.
+        variants: Finished combinations of the varied settings. The last setting varies fastest.
         cheapest: The fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, or None.
     """
 
@@ -141,7 +141,11 @@ class Exploration:
                 "* Pareto front: no other variant is better in time, RAM, flash or accuracy without being worse in another",
             ]
         if any(variant.fits is not None for variant in self.variants):
-            named = "No variant meets" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that meets"
+            named = (
+                "No variant meets"
+                if self.cheapest is None
+                else f"{self.cheapest.name} is the fastest variant on the smallest NPU that meets"
+            )
             limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the memories of each board"
             lines.append(f"Budgets: {limits}. {named} all budgets.")
         if self.interrupted:
@@ -207,7 +211,8 @@ def explore(
         settings: All settings that are not varied, including budgets.
         jobs: Number of processes. Default: one process per CPU if starting processes saves time. A cluster backend of
             ``joblib.parallel_config`` (Dask, Ray) is used if one is active.
-        resume: File that records each finished variant as a line of JSON. Variants in the file are not compiled again.
+        resume: File that records each compiled variant as a line of JSON. Variants in the file are reused if the model, samples,
+            ``settings`` and package versions are equal.
 
     Raises:
         SpecError: A setting is unknown or cannot be varied, or a value is invalid.

@@ -1,4 +1,4 @@
-"""Find the input axes that can be padded, because no result depends on later elements along the axis.
+"""Find the input axes that can be padded, because earlier results do not depend on later elements along the axis.
 
 Each operator is run at a small size, and twice at a larger size with the same leading elements and different padding. The axis can
 be padded if the leading results of all operators are equal.
@@ -148,7 +148,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:
-    """Pad a tensor, or each tensor of a list, with large numbers to the shape of ``like``."""
+    """Pad a tensor, or each tensor of a list, to the shape of ``like``, with large or (unless ``above``) small values."""
     if isinstance(value, (tuple, list)):
         return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:

@@ -126,9 +126,10 @@ class Program:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """The lowest SQNR of an output relative to the float model, or None if the float model is unknown.
+        """The lowest SQNR of an output relative to the float model, or None if unknown.
 
-        The first access runs up to 8 calibration samples or, with several methods, sessions until the method was called 8 times.
+        The first access runs up to 8 calibration samples or, with several methods, sessions until they have called the method at
+        least 8 times.
         """
         return accuracy(self._record)
 
@@ -217,8 +218,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. :meth:`compare` runs for each method if all methods together have at most 5 billion
-          multiply-accumulates and 2,000 operators.
+          payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion multiply-accumulates and
+          2,000 operators.
 
         Returns:
             The path.
@@ -270,7 +271,7 @@ class Program:
         if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
-            inputs: Inputs of one inference. Default: the example inputs. Programs loaded from a folder return the saved comparison.
+            inputs: Inputs of one inference. Default: the example inputs, or the saved comparison of a program loaded from a folder.
             samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
             model: Float model, required if the program was loaded or was compiled from a quantized model. For a loaded program,
                 only outputs are compared.
@@ -322,6 +323,7 @@ class Program:
 
         Args:
             operator: Substring of operator names to select, e.g. ``softmax``.
+            cpu_only: Whether to select only CPU operators.
 
         Raises:
             SpecError: No operator matches.
@@ -332,7 +334,7 @@ class Program:
     def suggest(self, limit: int | None = None) -> Suggestions:
         """Compile modified versions of the model, and return the changes that make the program smaller or faster.
 
-        The changes are integer or NHWC inputs and outputs, different arenas, weights in SRAM, smaller schemes, smaller images, and
+        The changes are integer or NHWC inputs and outputs, other arenas, weights in SRAM, cheaper schemes, smaller images, and
         fewer channels in expensive layers.
 
         Args:
@@ -451,11 +453,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method for the shapes of the flattened inputs, and the padded inputs.
-
-    Raises:
-        HostError: No method accepts the shapes.
-    """
+    """Return the method for the shapes of the flattened inputs, and the padded inputs. See ``Record.choose``."""
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 

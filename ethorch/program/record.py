@@ -51,7 +51,7 @@ class Record:
         config: The user's QuantizationConfig, or None if a named scheme was used.
         sessions: Calibration sessions of a program with several methods.
         sources: Folder that records the operator of each command, or None.
-        selection: Method for each input shape, or None if the program has one shape.
+        selection: Methods for several input shapes, or None if the method is fixed.
         partition: NPU operators, and the reasons for CPU operators, or None if unknown.
         stream_passes: Passes that changed command streams.
         verification: Comparison of the delegates with the TOSA reference, or None if not verified.

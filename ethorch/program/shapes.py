@@ -21,7 +21,7 @@ from ethorch.targets.settings import Shapes
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:
-    """Record in the program that these methods are one model compiled for several shapes.
+    """Record in the program that the named methods are one model compiled for several shapes.
 
     Args:
         paddings: Paddings, with axes in the model's original layout.

@@ -248,7 +248,7 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Suggest fewer channels for convolutions, rounded down to a multiple of ``_BLOCK``."""
+    """Suggest rounding channels of convolutions down to a multiple of ``_BLOCK``."""
     # Each of these convolutions is compiled separately.
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]

@@ -116,7 +116,7 @@ def search(
     Args:
         goal, metric: See ``tune``.
         recipes: Recipes to try for ``flash`` and ``cycles``, such as ``["32-values", "2:4"]``.
-        keep: Names of weights or modules that are not changed.
+        keep: Names of weights or modules not to compress.
     """
     samples = list(user.calibration) or [user.example_inputs]
     with in_eval_mode(user.module):

@@ -40,7 +40,6 @@ class _Check:
     """The verification of one payload.
 
     Attributes:
-        inputs: Inputs of the last comparison, or None.
         is_settled: Whether the payload was compared at least once with outputs that are not constant.
         reason: Reason why the payload was not compared, or "".
     """

@@ -31,8 +31,8 @@ def graphs(path: str | os.PathLike[str]) -> list[Data]:
     """Return the graphs of a program.
 
     Args:
-        path: A ``.pte``, or a folder written by ``Program.save``. If a ``.pte`` is not in such a folder, operators, source lines,
-            cycles and TOSA graphs are omitted.
+        path: A ``.pte``, or a folder written by ``Program.save``. If a ``.pte`` is not in such a folder, PyTorch operators,
+            source lines, cycles and TOSA graphs are omitted.
 
     Raises:
         EthorchError: The file does not exist or is not a program.

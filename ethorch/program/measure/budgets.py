@@ -33,7 +33,7 @@ class Budgets(tuple[Budget, ...]):
 
 
 def budgets(record: Record) -> Budgets:
-    """Return a row for each limit in the settings and for each memory of the board.
+    """Return a row for each limit in the settings and for each board memory that the NPU uses.
 
     Accuracy is measured if the settings contain ``min_sqnr_db``.
     """

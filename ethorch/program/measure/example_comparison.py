@@ -36,7 +36,7 @@ def example_comparison(record: Record) -> Comparison:
 
 
 def comparisons_to_save(record: Record) -> dict[str, Comparison]:
-    """Return the comparison of each method. If a comparison is omitted, it has no samples, and ``missing`` contains the reason."""
+    """Return the comparison of each method. An omitted comparison has 0 samples, and ``missing`` contains the reason."""
     comparisons: dict[str, Comparison] = {}
     macs = operators = 0
     for name in record.methods:

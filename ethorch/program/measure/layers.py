@@ -23,8 +23,6 @@ from ethorch.support.metrics import Ratio
 
 @dataclass
 class _Layer:
-    """The figures of one operator, summed over samples."""
-
     node: Node  # node that quantizes the operator's result, or ``source`` if the result is an integer tensor
     source: Node  # node that computes the result
     q: QParams | None

@@ -67,7 +67,6 @@ class Classification:
         self._classes = 0
 
     def add(self, outputs: Any, label: Any) -> None:
-        """See Meter."""
         scores = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
         if label is None or not isinstance(scores, torch.Tensor):
             return
@@ -85,13 +84,11 @@ class Classification:
             self._pairs[pair] = self._pairs.get(pair, 0) + 1
 
     def figures(self) -> dict[str, float]:
-        """See Meter."""
         if not self._count:
             return {}
         return {f"top{k}": self._hits[k] / self._count for k in _TOP if k == 1 or self._classes > k}
 
     def confusion(self) -> list[list[int]]:
-        """See Meter."""
         size = max((max(pair) + 1 for pair in self._pairs), default=0)
         matrix = [[0] * size for _ in range(size)]
         for (row, column), count in self._pairs.items():
@@ -108,16 +105,13 @@ class Collected:
         self._labels: list[Any] = []
 
     def add(self, outputs: Any, label: Any) -> None:
-        """See Meter."""
         self._outputs.append(outputs)
         self._labels.append(label)
 
     def figures(self) -> dict[str, float]:
-        """See Meter."""
         return _figures(self._metric(self._outputs, self._labels), getattr(self._metric, "__name__", "metric"))
 
     def confusion(self) -> list[list[int]]:
-        """See Meter."""
         return []
 
 
@@ -128,7 +122,6 @@ class Updated:
         self._metric = metric
 
     def add(self, outputs: Any, label: Any) -> None:
-        """See Meter."""
         prediction = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         target = torch.as_tensor(label).reshape(-1) if isinstance(label, (int, float)) else label
         if isinstance(prediction, Mapping):  # detection metrics accept a list with one dict for each image
@@ -136,11 +129,9 @@ class Updated:
         self._metric.update(prediction, target)
 
     def figures(self) -> dict[str, float]:
-        """See Meter."""
         return _figures(self._metric.compute(), type(self._metric).__name__)
 
     def confusion(self) -> list[list[int]]:
-        """See Meter."""
         return []
 
 

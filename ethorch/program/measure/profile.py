@@ -69,10 +69,10 @@ class LayerTime(Measured):
 
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
-        estimated_share: Estimated share of the NPU cycles, from 0 to 1, or None if unknown.
-        samples: Number of QREAD samples within the commands of the layer.
+        estimated_share: Share of the estimated cycles of the sampled delegates, from 0 to 1, or None if unknown.
+        samples: Number of samples of register QREAD within the layer's commands.
         measured_share: Share of all samples, from 0 to 1.
-        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if the counter or any delegate was not measured.
+        measured_cycles: ``measured_share`` of the NPU cycle counter, or None without a counter or if a delegate has no samples.
     """
 
     index: int
@@ -99,7 +99,7 @@ class Profile:
     """The measurements and estimates of a program.
 
     Attributes:
-        layers: NPU layers in execution order, or empty if the files contain no QREAD samples.
+        layers: Layers of the sampled delegates in execution order, or empty if the files contain no QREAD samples.
         counters: Median count per inference for each NPU event.
     """
 

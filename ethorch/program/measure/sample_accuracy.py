@@ -33,7 +33,7 @@ def accuracy_of_samples(record: Record) -> Accuracy:
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:
-    """Return the SQNR of one method. Calibration sessions run in order until they have called the method 8 times.
+    """Return the SQNR of one method. Calibration sessions run in order until they have called the method at least 8 times.
 
     Return None if no session calls the method.
     """
