@@ -29,7 +29,7 @@ _PRODUCT = "MatMul"  # a Vela operator that may have a constant operand
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The cost of all layers with one operator name. ``DecodeCost`` defines ``floor``."""
+    """The total cost of the layers with one key in ``DecodeCost.operators``. See ``DecodeCost``."""
 
     cycles: int
     floor: int
@@ -42,8 +42,9 @@ class DecodeCost:
     """The cost of one token, estimated by Vela.
 
     Attributes:
-        floor: Sum of the minimum of each layer, which is the longer of two times: one read of its weights at the speed of one
-            stream, and its products on the MAC array.
+        cycles: NPU cycles.
+        floor: Minimum cycles, summed over layers: the longer of one read of the layer's weights at the speed of one stream, and its
+            multiply-accumulates on the MAC array.
         peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
         weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
@@ -52,7 +53,7 @@ class DecodeCost:
             ExecuTorch's delegate copies all mutable buffers.
         arena_bytes: Feature maps of the NPU, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
         cpu: Number of calls of each CPU kernel.
-        operators: Cost by PyTorch operator, for layers with weights also by last part of the module path, most expensive first.
+        operators: Cost by PyTorch operator, with the last part of the module path for layers with weights. Most expensive first.
     """
 
     target: str

@@ -38,8 +38,8 @@ def language_model(
     Args:
         model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
         prompt: Number of tokens per prefill call, or 0 for no prefill. If there are several numbers, each becomes a method.
-        vocabulary: Number of tokens, for a module with ``forward(tokens, positions)``. Default: the size of its first embedding.
-        source: Token ids or features for a sequence-to-sequence model, with the shape of all sources.
+        vocabulary: Vocabulary size of a module with ``forward(tokens, positions)``. Default: the size of its first embedding.
+        source: Example token ids or features for a sequence-to-sequence model. All sources must have this shape.
         indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
         store_table_once: Whether tied embeddings and the last layer share one copy of the table. This saves flash and costs cycles.
             Supported for transformers models only.
@@ -96,7 +96,8 @@ def language_model(
         tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
         if not tables:
             raise EthorchError(
-                f"expected an embedding that defines the number of tokens, got {type(model).__name__}. Pass vocabulary=."
+                f"expected a model with an nn.Embedding, which determines the vocabulary size, got {type(model).__name__}. "
+                "Pass vocabulary=."
             )
         vocabulary = tables[0]
     return LanguageModel(decoder.eval(), context, prompt, vocabulary, indices=indices)

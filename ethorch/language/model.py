@@ -123,7 +123,7 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read ``ids`` from the start, using the largest prefills that fit.
+        """Return the calls that read ``ids`` from the start: at most one call of each prefill, longest first, and then ``decode``.
 
         Raises:
             EthorchError: ``ids`` is empty, or has more tokens than the context, or fewer tokens than an encoder-decoder's prefill.

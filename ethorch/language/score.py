@@ -57,7 +57,7 @@ def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1
 
 
 def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
-    """Compute perplexity from logits ``[..., N, V]`` and N labels.
+    """Compute perplexity from the logits ``[..., N, V]`` and the N labels of each sample.
 
     Use this function as a metric of ``ethorch.evaluate`` for models without mutable buffers.
 

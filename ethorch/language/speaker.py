@@ -24,6 +24,7 @@ class Speaker:
     Args:
         decode: ``(int[1, 1] token, int[1] position) -> logits``.
         reset: Function that empties the caches.
+        context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: Number N of tokens per call of ``prefill``.
         source: Input of an encoder.
@@ -103,7 +104,7 @@ class Speaker:
             source: Input of an encoder.
 
         Raises:
-            EthorchError: The methods have other inputs, or the context is unknown or larger than a buffer.
+            EthorchError: A method has unexpected inputs, or the context is unknown or larger than a buffer.
         """
         names = program.methods
         decode = program["decode"] if "decode" in names else program[names[0]]
