@@ -22,7 +22,7 @@ class Check:
     """The state of one requirement.
 
     Attributes:
-        state: ``ok``, ``warning`` (untested), ``missing`` (optional), or ``wrong`` (ethorch does not work).
+        state: ``ok``, ``warning`` (ethorch is not installed), ``missing`` (optional), or ``wrong`` (ethorch does not work).
         found: Version or path, or "" if the requirement is missing.
     """
 

@@ -135,7 +135,7 @@ def operators_text(rows: list[Row]) -> str:
 
 
 def verdicts(row: Row, family: str) -> str:
-    """Return the supported calls on a family: ``all``, ``no``, ``3 of 5``, or int8 and int16 results as ``all / 3 of 5``."""
+    """Return how many calls a family supports: ``all``, ``no``, ``3 of 5``, or ``all / 3 of 5`` if int8 and int16 differ."""
     family_verdicts = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
     return family_verdicts[0] if family_verdicts[0] == family_verdicts[1] else " / ".join(family_verdicts)
 
@@ -218,12 +218,12 @@ def _runs_more(target: Target, baseline: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Return the value of each field. The values of a nested field are named ``field.name``."""
+    """Return the value of each field as text. The values of a nested field are named ``field.name``."""
     return _choices("", tuning)
 
 
 def tuning_names(*choices: dict[str, str]) -> list[str]:
-    """Return the row names that occur in any of the choices, in the order of the fields of ``Tuning``."""
+    """Return the names in several results of :func:`tuning_rows`, in the order of the fields."""
     order = [field.name for field in fields(Tuning)]
     return sorted(dict.fromkeys(name for rows in choices for name in rows), key=lambda name: order.index(name.partition(".")[0]))
 

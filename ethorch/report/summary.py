@@ -99,7 +99,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         for row in verification["unchecked"]:
             yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
         for operator in verification["repairs"]:
-            yield "Repaired", "1 copy", f"inserted before {operator} to avoid a Vela bug"
+            yield "Repaired", "1 copy", f"inserted at {operator} to avoid a Vela bug"
     for row in data.get("stream_passes", ()):
         effects = (
             _describe_change(row["cycles_after"], row["cycles_before"], "estimated cycles"),

@@ -1,4 +1,4 @@
-"""The calls of each operator that each NPU supports, read from ``support.json``.
+"""The calls of each operator that each NPU family supports, read from ``support.json``.
 
 ``python -m tools.support`` writes ``support.json`` with a dry run of the lowering.
 """

@@ -28,7 +28,7 @@ class Verdict:
 
 
 def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
-    """Return the verdicts on memory, time and accuracy. The limits are the budgets in the settings."""
+    """Return the verdicts on memory, time and accuracy. The limits are the budgets in ``data``."""
     budgets = {row["name"]: row for row in data["budgets"]}
     return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
 

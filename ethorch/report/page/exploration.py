@@ -47,7 +47,7 @@ def exploration_page(data: Data, title: str = "") -> str:
 
 
 def name_of(variant: Data) -> str:
-    """Return the values of the varied settings, separated by spaces."""
+    """Return a variant's name. See ``Variant.name``."""
     return " ".join(str(value) for value in variant[_SETTINGS].values() if value is not None) or "unchanged"
 
 
