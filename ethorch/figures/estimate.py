@@ -51,7 +51,7 @@ class Estimate:
     Attributes:
         parts: Parts whose cycles are not 0, and always ``NPU operators``.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
-        macs: Multiply-accumulates of the model's graph, or of the NPU layers of a loaded program. Set by ``Program.estimate``.
+        macs: Multiply-accumulates of the model's graph, or of the layers of a loaded program. Set by ``Program.estimate``.
     """
 
     parts: tuple[Part, ...]

@@ -51,7 +51,7 @@ class Layer:
         staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
         library: ExecuTorch library of the kernel, or "" on the NPU and for custom kernels.
-        estimate: Rate that estimates the cycles of a CPU operator, or "" on the NPU.
+        estimate: Name of the CPU operator's rate in ``RATES``, or "" on the NPU.
     """
 
     index: int

@@ -255,7 +255,7 @@ class MemoryReport:
             check_types(tensor)
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
                 raise FormatError(
-                    f"tensor {tensor.name!r:.60}: expected a lifetime that ends after it begins and a nonnegative size."
+                    f"tensor {tensor.name!r:.60}: expected a lifetime that does not end before it begins, and a nonnegative size."
                 )
         return report
 

@@ -32,7 +32,7 @@ class Part:
     """One delegate of a method.
 
     Attributes:
-        number: Position in the file.
+        number: Position in the method.
         backend: Backend id.
         blob_bytes: Size in the file.
         payload: NPU payload, or None for other backends.

@@ -36,7 +36,7 @@ class Event:
 
     @property
     def end_cycles(self) -> int:
-        """The end of the interval, in NPU clock cycles."""
+        """The end of the interval."""
         return self.start_cycles + self.duration_cycles
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Event:
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Schedule the layers one after the other, and weight transfers during the previous layer. Omit layers with 0 cycles.
+    """Schedule the layers one after the other, and weight transfers during the previous NPU layer. Omit layers with 0 cycles.
 
     Args:
         cpu_clock_ratio: CPU clock divided by NPU clock.
