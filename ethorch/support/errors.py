@@ -83,7 +83,7 @@ class ProgramError(FormatError):
 
 
 class BoardError(FormatError):
-    """An error in a line of a board's TOML file."""
+    """An invalid board or board file."""
 
 
 class ElfError(FormatError):

@@ -54,7 +54,7 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
 
 
 class OutputRatios:
-    """A ratio for each output, over several samples."""
+    """The signal-to-noise ratio of each output, over several samples."""
 
     def __init__(self) -> None:
         self._ratios: dict[int, Ratio] = {}
@@ -81,7 +81,6 @@ def lowest_sqnr_db(references: Sequence[Any], approximations: Sequence[Any]) -> 
 
 
 def _pair_tensors(reference: Any, approximation: Any) -> list[tuple[int, Tensor, Tensor]]:
-    """Return the floating-point tensors and their approximations, or all tensors if none is floating-point."""
     pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))
     for number, (a, b) in enumerate(pairs):
         if a.shape != b.shape:

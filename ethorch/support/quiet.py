@@ -23,7 +23,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Limit other libraries to errors, each reported once. Levels set by the user are not changed.
+    """Mute other libraries' warnings, and error messages that they also raise. Levels set by the user are not changed.
 
     Filters and levels are global. The first thread in the context sets them, and the last restores them.
     """

@@ -13,7 +13,7 @@ def count_noun(count: int, noun: str, plural: str = "") -> str:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """Format a value from a file in at most ``most`` characters, e.g. ``'int9'``. A large dict becomes ``a table``."""
+    """Format a value from a file in at most ``most`` characters. Long dicts and lists become ``a table`` and ``a list``."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with thousands of digits, or a deeply nested list
