@@ -84,7 +84,7 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
 
 
 class Export(harness.Export):  # type: ignore[misc]
-    """The stage that runs ``torch.export``. Errors contain the user's source line."""
+    """The stage that runs ``torch.export``. Without dynamic shapes, errors contain the user's source line."""
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         if self.dynamic_shapes is None:

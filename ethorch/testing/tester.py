@@ -64,7 +64,6 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         config: Configuration for ``quantize``. Defaults to int8 with per-channel weights.
         dynamic_shapes, constant_methods, transform_passes: Arguments of ``torch.export.export`` and
             ``to_edge_transform_and_lower``.
-        training: Whether to leave the module in training mode.
 
     Raises:
         SpecError: The NPU or the specification is unknown.
@@ -193,7 +192,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self.stages[StageType.QUANTIZE] is not None
 
     def get_artifact(self, stage: StageType | None = None) -> Any:
-        """Return the artifact of a stage: GraphModule, ExportedProgram, EdgeProgramManager, ExecutorchProgramManager or bytes."""
+        """Return a stage's artifact, e.g. an ExportedProgram, or bytes after ``serialize``. Defaults to the last stage."""
         return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
@@ -346,7 +345,6 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
                 ``atol``, ``rtol`` and ``qtol``.
             reference_stage_type: Stage that computes the reference.
             run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.
-            compare_outputs: Whether to compare the outputs.
         """
         if isinstance(stage, tuple):
             stage, inputs = None, stage
