@@ -119,7 +119,7 @@ def compile(
         UserCodeError: The model does not run with its inputs, or cannot be exported.
         QuantizationError: The model cannot be quantized as requested.
         VerificationError: The outputs of a delegate differ from its TOSA graph, because of a bug in Vela or ethorch.
-        EthorchError: Samples do not match the example inputs, or ExecuTorch cannot write the program.
+        EthorchError: Samples do not match the example inputs, a board file is invalid, or ExecuTorch cannot write the program.
     """
     chosen = (settings or Settings()).with_(
         target=target,

@@ -110,7 +110,7 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
         compile_by: Function that compiles a model with the given settings, without a search for budgets.
 
     Raises:
-        EthorchError: The program was loaded from a file, or compiled with a QuantizationConfig.
+        EthorchError: See ``Program.suggest``.
     """
     if record.model is None or record.settings is None or record.config is not None:
         raise EthorchError("suggestions require a program compiled from a model with a named scheme. Use ethorch.compile.")
