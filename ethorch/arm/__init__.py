@@ -1,4 +1,4 @@
-"""Public names of ``executorch.backends.arm``. To port a script, replace this prefix in imports with ``ethorch.arm``."""
+"""Entry points of ``executorch.backends.arm``. To port a script, replace this prefix in imports with ``ethorch.arm``."""
 
 from ethorch.arm.arm_backend import ArmCompileSpecBuilder
 from ethorch.arm.ethosu import EthosUBackend, EthosUCompileSpec, EthosUPartitioner

@@ -1,1 +1,1 @@
-"""Drop-in replacement for ``executorch.backends.arm.common``."""
+"""Supported modules of ``executorch.backends.arm.common``."""

@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.ethosu``."""
+"""Supported names of ``executorch.backends.arm.ethosu``."""
 
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import EthosUBackend

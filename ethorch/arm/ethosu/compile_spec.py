@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.ethosu.compile_spec``."""
+"""Supported names of ``executorch.backends.arm.ethosu.compile_spec``."""
 
 from ethorch.targets.compile_spec import EthosUCompileSpec
 

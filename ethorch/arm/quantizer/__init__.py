@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.quantizer``."""
+"""Supported names of ``executorch.backends.arm.quantizer``."""
 
 from ethorch.arm.quantizer.arm_quantizer import (
     EthosUQuantizer,

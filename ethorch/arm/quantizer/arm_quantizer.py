@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.quantizer.arm_quantizer``."""
+"""Supported names of ``executorch.backends.arm.quantizer.arm_quantizer``."""
 
 from ethorch.quantization.config import (
     get_symmetric_a8w4_quantization_config,

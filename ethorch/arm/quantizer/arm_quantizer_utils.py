@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.quantizer.arm_quantizer_utils``."""
+"""Supported names of ``executorch.backends.arm.quantizer.arm_quantizer_utils``."""
 
 from ethorch.quantization.specs import is_annotated
 

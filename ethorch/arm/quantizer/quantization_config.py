@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.quantizer.quantization_config``."""
+"""Supported names of ``executorch.backends.arm.quantizer.quantization_config``."""
 
 from ethorch.quantization.config import QuantizationConfig
 

@@ -1,1 +1,1 @@
-"""Drop-in replacement for ``executorch.backends.arm.test``."""
+"""Supported modules of ``executorch.backends.arm.test``."""

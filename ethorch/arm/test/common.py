@@ -1,4 +1,4 @@
-"""Compile specs for tests, with the names of ``executorch.backends.arm.test.common``."""
+"""Compile specs for tests, named as in ``executorch.backends.arm.test.common``."""
 
 from __future__ import annotations
 

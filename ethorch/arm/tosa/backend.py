@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.tosa.backend``."""
+"""Supported names of ``executorch.backends.arm.tosa.backend``."""
 
 from ethorch.backend.preprocess import TOSABackend
 

@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.tosa.partitioner``."""
+"""Supported names of ``executorch.backends.arm.tosa.partitioner``."""
 
 from ethorch.backend.partitioner import TOSAPartitioner
 

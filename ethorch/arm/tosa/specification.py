@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.tosa.specification``."""
+"""Supported names of ``executorch.backends.arm.tosa.specification``."""
 
 from ethorch.targets.tosa_specification import TosaSpecification
 

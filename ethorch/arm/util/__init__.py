@@ -1,1 +1,1 @@
-"""Drop-in replacement for ``executorch.backends.arm.util``."""
+"""Supported modules of ``executorch.backends.arm.util``."""

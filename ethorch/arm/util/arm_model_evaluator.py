@@ -99,7 +99,7 @@ class ImageNetEvaluator(Evaluator):
         self.max_samples, self.validation_dataset = max_samples, validation_dataset
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``num_samples``, and ``accuracy`` as a dict with the keys ``top-1`` and ``top-5``.
+        """Return ``num_samples``, and ``accuracy`` as fractions with the keys ``top-1`` and ``top-5``.
 
         Raises:
             FileNotFoundError: The folder does not exist.

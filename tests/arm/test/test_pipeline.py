@@ -128,7 +128,7 @@ def test_checks_of_the_partitioner_keep_operators_on_the_cpu(
 def test_tosa_operators_are_counted() -> None:
     TosaPipelineFP(Add(), pair(), []).count_tosa_ops({"ADD": 1, "SUB": 0}).run()
     EthosU55PipelineINT(Net(), image(), []).count_tosa_ops({"CONV2D": 2}).run()
-    with pytest.raises(AssertionError, match=r"expected 2 TOSA operators ADD, got 1. All TOSA operators: 1 ADD"):
+    with pytest.raises(AssertionError, match=r"expected 2 TOSA ADD operators, got 1. All TOSA operators: 1 ADD"):
         TosaPipelineFP(Add(), pair(), []).count_tosa_ops({"ADD": 2}).run()
 
 

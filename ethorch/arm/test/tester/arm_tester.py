@@ -1,4 +1,4 @@
-"""Drop-in replacement for ``executorch.backends.arm.test.tester.arm_tester``."""
+"""Supported names of ``executorch.backends.arm.test.tester.arm_tester``."""
 
 from ethorch.testing.tester import EthosUTester as ArmTester
 

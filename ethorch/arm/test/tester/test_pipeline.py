@@ -1,6 +1,6 @@
 """The Arm backend's test pipelines, which run programs in ethorch's simulator instead of Arm's FVP.
 
-``PassPipeline`` and ``VgfPipeline`` are missing, because ethorch has neither the Arm backend's passes nor VGF output.
+``VgfPipeline`` and the pipelines that test only passes or the quantizer are missing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BasePipeline(Generic[T]):
     Args:
         test_data: Inputs for export and for the run.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
-        exir_ops: Edge operators that must be delegated.
+        exir_ops: Names of edge operators that must be delegated.
         use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
     """
@@ -183,7 +183,7 @@ class BasePipeline(Generic[T]):
             graphs = lowered_graphs(self.tester.graph_module())
             operators = [op.name for graph in graphs for region in graph.regions() for op in region.ops]
             counts = [(name, n, operators.count(name)) for name, n in expected_ops.items()]
-            wrong = [f"expected {n} TOSA operators {name}, got {count}" for name, n, count in counts if count != n]
+            wrong = [f"expected {n} TOSA {name} operators, got {count}" for name, n, count in counts if count != n]
             if wrong:
                 listing = ", ".join(f"{operators.count(name)} {name}" for name in sorted(set(operators))) or "none"
                 raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {listing}.")
@@ -376,7 +376,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
     Args:
         run_on_fvp: Whether to run the program, in ethorch's simulator instead of an FVP.
         a16w8_quantization: Whether activations are int16.
-        target: Name of the NPU, or a compile spec. Default: ``TARGET``.
+        target: Name of the NPU, or a compile spec. Default: the class's ``TARGET``.
     """
 
     TARGET = ""
