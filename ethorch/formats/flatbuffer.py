@@ -10,7 +10,7 @@ from collections.abc import Iterator
 class Buffer(ABC):
     """A base class for bytes that contain flatbuffer tables.
 
-    Subclasses define the exception for malformed files. ``max_items`` limits the total length of vectors, which may overlap.
+    Subclasses define the exception for malformed files. ``max_items`` limits the total length of vectors, except byte vectors.
     """
 
     def __init__(self, data: memoryview, max_items: int):
@@ -36,7 +36,7 @@ class Buffer(ABC):
 
 
 class Table:
-    """A flatbuffer table inside ``reader.data``. Absent scalars have default values. Absent vectors raise ``reader.error``."""
+    """A flatbuffer table in ``reader.data``. Absent scalars have defaults. Absent vectors raise ``reader.error`` if required."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what

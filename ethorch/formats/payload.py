@@ -109,7 +109,7 @@ class DelegatePayload:
 
         Args:
             external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates share equal data. Requires the delegate of ExecuTorch 1.5 or newer.
+                Delegates share equal data. ExecuTorch 1.5 or newer reads such blocks.
         """
         blocks = {
             _BEGIN: b"",

@@ -64,7 +64,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, or by default ``forward`` or the first method. Raise HostError if the method does not exist."""
+    """Return ``method``, or by default ``forward`` or the first method that computes. Raise HostError if there is none."""
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
@@ -142,7 +142,7 @@ class _Reader(Buffer):
             offset, size = segment.number(0, "<Q"), segment.number(1, "<Q")
             start = self.segment_base + offset
             if (size and not self.segment_base) or start + size > len(self.file):
-                raise self.error(segment.what, f"({size} bytes at {offset}) is located outside the file")
+                raise self.error(segment.what, f"({size} bytes at offset {offset}) exceeds the file")
             yield self.file[start : start + size]
 
     def _segment(self, index: int, what: str) -> bytes:
@@ -171,7 +171,7 @@ class _Reader(Buffer):
         contents: list[bytes | memoryview] = [b""]
         for index, size in sizes.items():
             if offsets[index] + size > len(segment):
-                raise self.error(entry.what, f"locates {size} bytes at {offsets[index]} of a segment of {len(segment)}")
+                raise self.error(entry.what, f"locates {size} bytes at {offsets[index]} of a segment of {len(segment)} bytes")
             contents.append(segment[offsets[index] : offsets[index] + size])  # not copied, because many may overlap
         return tuple(contents)
 

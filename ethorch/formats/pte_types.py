@@ -57,7 +57,7 @@ class Extra:
     """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index into the program's ``mutable`` of the segment with the initial value.
+        segment: Index of the segment with the initial value in the program's ``mutable``.
         name: Name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
@@ -186,7 +186,7 @@ class Method:
     """An entry point. ``inputs`` and ``outputs`` are indices into ``values``.
 
     Attributes:
-        memories: Size in bytes of each planned memory. Memory 0 does not exist and has size 0.
+        memories: Size in bytes of each planned memory. Memory 0 is unused, with size 0.
         structure: Nesting of the inputs and outputs in torch's pytree format, or None if not recorded.
     """
 

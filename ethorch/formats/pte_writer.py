@@ -46,7 +46,7 @@ def write(program: Program) -> bytes:
     """Return ``program`` as a .pte.
 
     Raises:
-        ProgramError: The kind or dtype of a value is unknown, or a called operator is not in its method's list.
+        ProgramError: The kind or dtype of a value is unknown, or a called operator is not in its method's ``operators``.
     """
     writer = _Writer()
     root = writer.program(program)
