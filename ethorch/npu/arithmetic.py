@@ -1,6 +1,6 @@
 """Bit-exact scaling, rounding, reciprocals and table lookups on int64 arrays.
 
-Source: npu-reference 6.1, 6.4 and 6.6. Verified against the TOSA reference model and LiteRT.
+Source: npu-reference 6.1, 6.4 and 6.6.
 """
 
 from __future__ import annotations

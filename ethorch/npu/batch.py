@@ -42,7 +42,7 @@ def run_many(
 ) -> list[Bytes]:
     """Run a program once per image.
 
-    A machine keeps its memory between images, like a board. Results must not depend on the previous contents of scratch.
+    A machine keeps its memory between images. Results must not depend on the previous contents of scratch.
 
     Args:
         inputs: The place and the images of each input. Axis 0 is the image index.

@@ -1,7 +1,6 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-The simulator's matrices have few rows, so threads save little time. On a busy computer, OpenBLAS's waiting threads make a run
-several times slower.
+Threads save little time for the simulator's small matrices. On a busy computer, OpenBLAS's waiting threads slow the run.
 """
 
 from __future__ import annotations

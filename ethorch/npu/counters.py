@@ -14,7 +14,7 @@ from ethorch.npu.stream import Operation
 
 @dataclass(kw_only=True)
 class Work:
-    """Work summed over runs. Byte counts are keyed by region; region -1 is internal memory.
+    """Work summed over runs. ``read_bytes`` and ``written_bytes`` are keyed by region; -1 is internal memory.
 
     Attributes:
         blocks: Number of OFM blocks of size OFM_BLK_*.
@@ -65,7 +65,7 @@ def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
 
 
 def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[OperatorCounter]:
-    """Group counters by source, in stream order."""
+    """Sum counters by operator, in stream order. Commands without an operator share a counter."""
     groups: dict[int | None, OperatorCounter] = {}
     for counter in sorted(counters, key=lambda c: c.op.index):
         source = sources.at(counter.op.offset) if sources else None
@@ -90,11 +90,11 @@ def events(
 ) -> dict[int, int]:
     """Return the PMU events that can be derived from the work, keyed by event number.
 
-    MAC and AXI events are lower bounds: every byte is moved once, in full beats, and every MAC unit is busy.
+    MAC and AXI events are lower bounds: each byte is assumed to move once, in full beats, and all MAC units to be busy.
 
     Args:
         ports: AXI port by region. Default: the configuration of Arm's driver.
-        cycles: Vela's estimate for all runs, reported as CYCLE and NPU_ACTIVE. If None, cycle events are omitted.
+        cycles: Cycles of all runs, e.g. Vela's estimate, reported as CYCLE and NPU_ACTIVE. If None, cycle events are omitted.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]

@@ -68,10 +68,7 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """The location and layout of a box.
-
-    Immutable by convention, because frozen instances are slow to construct.
-    """
+    """The location and layout of a box. Immutable by convention."""
 
     name: str
     region: int
@@ -141,7 +138,7 @@ class FeatureMap:
         """Return views of the tiles in the memory of a region.
 
         Raises:
-            MachineFault: A byte is outside the memory, or an address is misaligned.
+            MachineFault: A byte is outside the memory, or an address or stride is misaligned.
         """
         return [self._view(tile, memory) for tile in self.tiles]
 

@@ -141,7 +141,7 @@ class Streams:
             for s, part in enumerate(values):
                 channels = len(column[s :: len(streams)])
                 if len(part) < channels:
-                    raise MachineFault(f"expected {channels} entries in the scale stream, got {len(part)}")
+                    raise MachineFault(f"expected at least {channels} entries in the scale stream, got {len(part)}")
                 column[s :: len(streams)] = part[:channels]
             columns.append(column)
         bias, multiplier, shift = columns
@@ -151,11 +151,11 @@ class Streams:
         fast = self.fast
         streams_needed = 1 if fast else min(order.streams, order.ofm_depth)
         if len(self.weight_spans) < streams_needed:
-            raise MachineFault(f"expected {streams_needed} weight streams, got {len(self.weight_spans)}")
+            raise MachineFault(f"expected at least {streams_needed} weight streams, got {len(self.weight_spans)}")
         decode_weights = decode.decode_fast if fast else decode.decode_standard
         streams = [decode_weights(read(span)) for span in self.weight_spans]
         if sum(map(len, streams)) < order.weights:  # checked before an array of the declared size is allocated
-            raise MachineFault(f"expected {order.weights} weights in the streams, got {sum(map(len, streams))}")
+            raise MachineFault(f"expected at least {order.weights} weights in the streams, got {sum(map(len, streams))}")
         flat = np.zeros(order.weights, np.result_type(*streams))
         if fast:
             streams = self._sequences(streams[0], order)
@@ -169,7 +169,7 @@ class Streams:
         # Padding to 32 bytes can add trailing values.
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
-            raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
+            raise MachineFault(f"expected at least {count} weights in the stream, got {len(values)}")
         return list(traversal.sequences(order, values[:count])) if order.streams > 1 else [values[:count]]
 
     def _place(self, flat: Array, values: Array, order: Order) -> None:

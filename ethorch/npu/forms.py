@@ -2,7 +2,7 @@
 
 ``Prepared.run`` defines the correct result of the same computation.
 
-Forms, windows and ``Prepared`` are immutable by convention, because frozen dataclasses are slow to construct.
+Forms, windows and ``Prepared`` are immutable by convention.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Transfer:
     """A DMA of ``outer`` * ``inner`` ranges of ``length`` bytes each.
 
     Attributes:
-        source, target: Region, address, inner stride, outer stride.
+        source, target: Region, address, inner and outer stride in bytes.
         by_source, by_target: Whether indices determine the inner position in the source or target.
         index: Region, address, and bytes between indices of consecutive outer iterations.
         limit: Largest allowed index.
@@ -124,7 +124,7 @@ class Elementwise:
 
 @dataclass(eq=False)
 class Resize:
-    """A resize.
+    """A resize operation of U85.
 
     Attributes:
         rows, columns: Denominator n, then two input indices and the numerator of the fraction for each output index.

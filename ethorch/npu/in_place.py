@@ -116,7 +116,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if these inputs and outputs are stored at other addresses."""
+        """Return the end of the accessed scratch bytes if inputs ``elsewhere`` and ``outputs`` are stored at other addresses."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -131,7 +131,7 @@ class Inputs:
         Args:
             places: Region and address of each moved input, keyed by input index. The region must be odd, and the address change a
                 multiple of IN_PLACE_ALIGNMENT.
-            outputs: The same for outputs. An output that overlaps an input must follow it (see :meth:`follows`).
+            outputs: The same for moved outputs. An output that overlaps an input must follow it (see :meth:`follows`).
 
         Returns:
             The payload, and its program without constants.

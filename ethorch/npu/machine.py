@@ -34,7 +34,7 @@ CHECKS = {"overlap", "uninitialized"}
 
 @dataclass(frozen=True)
 class Trace:
-    """The argument of ``trace``: an operation, its inputs before execution, and its outputs after execution."""
+    """The argument of a Machine's ``trace``: an operation, its inputs before execution, and its outputs after execution."""
 
     op: Operation
     inputs: Mapping[str, Array]
@@ -54,8 +54,8 @@ class Machine:
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
         checks: ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``). ``overlap`` rejects
             operations whose OFM could overwrite an input before hardware reads it.
-        budget: Limit of work units per run. Default: proportional to memory. A stream without branches is rejected before it runs;
-            a stream with branches is stopped at the limit.
+        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, limited to 2**35..2**41. A
+            stream without branches is rejected before it runs; a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
             branches always use NumPy.
@@ -95,7 +95,7 @@ class Machine:
         self._run = 0
 
     def region(self, number: int) -> Bytes:
-        """Return the bytes of a region. Raise MachineFault if the region does not exist."""
+        """Return the bytes of a region. Raise MachineFault if it does not exist."""
         return self.memory.region(number)
 
     @property

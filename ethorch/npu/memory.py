@@ -84,7 +84,7 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """Return the bytes of a region. Raise MachineFault if the region does not exist."""
+        """Return the bytes of a region. Raise MachineFault if it does not exist."""
         try:
             return self.regions[number]
         except KeyError:
@@ -131,7 +131,7 @@ class Memory:
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
-        """Return views of the tiles of a feature map. Raise MachineFault if a tile exceeds its region."""
+        """Return views of the tiles of a feature map. Raise MachineFault if it is not inside a region, or misaligned."""
         views = self._views.get(fm)
         if views is None:
             if not fm.in_memory:

@@ -145,7 +145,7 @@ def _intersect(a: Clamp, b: tuple[int, int]) -> tuple[int, int]:
 
 
 def activation(op: Operation, ofm: Dtype) -> Activation:
-    """Return the activation of an operation. Raise MachineFault if the clamp is empty."""
+    """Return the activation of an operation. Raise MachineFault for an empty clamp or an unsupported table."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
         raise MachineFault(
@@ -261,7 +261,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Scale and store the rows that start at ``first``. ``sums`` [n*W, C] are exact and can be overwritten."""
+        """Scale and store the rows that start at ``first``. ``sums`` [n*W, C] must be exact, and may be overwritten."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

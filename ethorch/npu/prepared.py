@@ -64,7 +64,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Return a decorator that registers the function that prepares NPU_OP_* ``name`` for the given families."""
+    """Return a decorator that registers a function to prepare NPU_OP_* ``name`` for ``families``."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:

@@ -1,4 +1,4 @@
-"""Map commands of a stream to operators of a model, with Vela's database.
+"""Map commands of a stream to operators of a model, using Vela's database.
 
 A command belongs to the first scheduled operation that ends at or after the command, because register writes, transfers and
 helper operations precede the last NPU_OP of an operation (npu-reference 10).
@@ -80,7 +80,7 @@ class Sources:
         return self._sources[index] if index < len(self._sources) else None
 
     def all(self) -> list[Source]:
-        """Return each operator once, ordered by its last command."""
+        """Return each operator once, in stream order."""
         return list({id(source): source for source in self._sources}.values())
 
     def to_json(self) -> str:

@@ -12,7 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return a sufficient size of region 2: the end of the highest accessible byte, at most MAX_STAGING_BYTES."""
+    """Return the highest accessible end address in region 2, rounded up to 16, at most MAX_STAGING_BYTES."""
     highest = 0
     for op in program.operations():
         for _, end in reaches(op, STAGING_REGION):

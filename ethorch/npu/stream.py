@@ -21,7 +21,7 @@ _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occ
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a driver payload: NPU, and position of the command words."""
+    """The header of a driver payload: NPU, and byte range of the command words."""
 
     npu: Npu
     npu_id: int
@@ -34,7 +34,7 @@ class Header:
 class Command:
     """A command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``. Immutable by convention, because frozen instances are slow to construct.
+    Equal commands share ``values``. Immutable by convention.
     """
 
     index: int
@@ -121,7 +121,9 @@ def _npu(config: int) -> Npu:
 
 def _words(payload: bytes, offset: int, count: int, subject: str) -> tuple[int, ...]:
     if offset + 4 * count > len(payload):
-        raise MachineFault(f"the payload ends inside its {subject}: expected {offset + 4 * count} bytes, got {len(payload)}")
+        raise MachineFault(
+            f"the payload ends inside its {subject}: expected at least {offset + 4 * count} bytes, got {len(payload)}"
+        )
     return struct.unpack_from(f"<{count}I", payload, offset)
 
 

@@ -1,8 +1,7 @@
 """The built-in int16 tanh table of U55 and U65, for TANH and SIGMOID activations (npu-reference 6.4).
 
 Source: the constants that Vela 5.2 generates for a TFLite int16 TANH and LOGISTIC on U85. They are TFLite's sigmoid table, odd
-around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are larger by one, because TFLite derived
-the table from another rounded table.
+around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are larger by one.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class VelaFile:
     region_bytes: dict[int, int]
 
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
-        """Run the programs and return the outputs. ``options`` are passed to the Machine."""
+        """Run the programs and return the outputs. See :func:`run_vela` for ``options`` and errors."""
         if len(inputs) != len(self.inputs):
             raise FormatError(f"the file has {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}

@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return the input rows [rows, padded W, C] for n output rows starting at ``first``. Padding has the value ``fill``."""
+        """Return the input rows [rows, padded W, C] for n output rows from ``first``. Padding and inserted zeros are ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -88,7 +88,7 @@ class Window:
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
         """Return the windows of output rows y and columns x as a matrix [ny*nx, KH*KW*C].
 
-        Rows are relative to the first row of ``read``.
+        ``y`` is relative to the ``first`` of ``read``.
         """
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
@@ -100,7 +100,7 @@ class Window:
 
 
 def window(op: Operation) -> Window:
-    """Return the window of an operation. Raise MachineFault if no IFM element remains after padding."""
+    """Return the window of an operation. Raise MachineFault if the padding leaves no IFM element."""
     stride = kernel_stride(op)
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     extent = op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"]

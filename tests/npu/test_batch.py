@@ -69,7 +69,7 @@ def test_data_that_only_numpy_judges_goes_on():
     data = [np.repeat(np.ascontiguousarray(a).reshape(1, -1), IMAGES, axis=0) for a in arrays]
     indices = next(k for k, a in enumerate(arrays) if a.dtype == np.int32)
     data[indices][-1, 0] = 1 << 20
-    with pytest.raises(MachineFault, match=r"input 39: .*DMA index"):
+    with pytest.raises(MachineFault, match=r"input 39: .*DMA indices"):
         run_many(program, list(zip(places(model.inputs), data, strict=True)), places(model.outputs), model.scratch.size, threads=2)
 
 

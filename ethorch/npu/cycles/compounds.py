@@ -129,6 +129,6 @@ def rate_transposition(ops: Sequence[Op], works: Sequence[Work]) -> Compound:
 
 
 def _transposition_blocks(work: Work, channels: int) -> tuple[Size, Size]:
-    """Return the IFM and OFM blocks of the whole map (FindBlockConfig in ethos_u55.cpp)."""
+    # FindBlockConfig in ethos_u55.cpp, for the whole map
     depth = round_up(min(channels, 16), 4) if work.ifms[0].bits == 16 else round_up(min(channels, 32), 8)
     return (1, _BLOCK_WIDTH, depth), (1, _BLOCK_WIDTH, min(round_up(channels, work.microblock[2]), _LARGEST_OFM_DEPTH))

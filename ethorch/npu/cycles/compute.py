@@ -44,7 +44,7 @@ class Computation:
 
 
 def compute(works: Sequence[Work], *, is_first: bool = True, is_last: bool = True) -> Computation:
-    """Return the cycles of a depth slice of a chain (MeasureCycleCost)."""
+    """Return the cycles of a chain's depth slice. The first slice adds a read, the last a write (MeasureCycleCost)."""
     work, per_element = works[0], sum(output_cycles(work) for work in works)
     if work.kind in (ELEMENTWISE, RESIZE):
         return _compute_elementwise(work, per_element)
@@ -81,7 +81,7 @@ def _compute_array(work: Work, per_element: float, is_first: bool, is_last: bool
 
 
 def _microblock(work: Work) -> Size:
-    """Return the OFM microblock (GetOfmMicroBlock)."""
+    # GetOfmMicroBlock
     height, width, _ = work.ofm.size
     has_rows = work.npu.family != registers.U85 and work.microblock[0] == 2 and work.kind == CONV
     is_flat = height == 1 and width % 2 == 0 and work.window.size[0] == 1
@@ -161,7 +161,7 @@ def output_cycles(work: Work) -> float:
 
 
 def _u85_output_cycles(work: Work, rates: tuple[float, ...]) -> float:
-    """Return the cycles without activation (GetOutputCyclesPerElement)."""
+    # GetOutputCyclesPerElement; without activation
     if work.kind == ELEMENTWISE and work.mode == _DIV:
         return 33.0
     bits, ofm_bits = work.ifms[0].bits, work.ofm.bits

@@ -38,7 +38,7 @@ def rate_copy(op: Op, regions: Regions) -> Compound | None:
 
 
 def _gather_traffic(npu: Npu, form: Transfer, source: MemoryRate, indices: MemoryRate, target: MemoryRate) -> Iterator[Traffic]:
-    """Count one source element for each index, as Vela does (MeasureElementAccess)."""
+    # Vela counts one source element for each index (MeasureElementAccess).
     count = form.outer * form.inner
     yield _move(npu, source, (1, 1, count), 8, write=False)
     yield _move(npu, indices, (1, 1, count), _INDEX_BITS, write=False)

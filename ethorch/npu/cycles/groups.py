@@ -76,7 +76,6 @@ def _is_chained(op: Op) -> bool:
 
 
 def _signature(op: Op, ignored: frozenset[str], prefixes: tuple[str, ...] = ()) -> Key:
-    """Return the registers that an operation uses, without ignored ones."""
     unused: tuple[str, ...] = (*prefixes, *_WEIGHTS, *_OF_LAYOUT)
     if op.name in CONVOLUTIONS:
         unused = (*prefixes, *_UNUSED, *_OF_LAYOUT, *(_WEIGHTS if multiplies_maps(op) else ()))
@@ -176,7 +175,7 @@ def _follows_in_rows(ops: Sequence[Op], dependencies: Dependencies, earlier: Gro
 
 
 def _transposes(op: Op) -> bool:
-    """Return True if the OFM is transposed, which excludes a cascade (CanSubdivide)."""
+    # A transposed OFM excludes a cascade (CanSubdivide).
     if op.npu.family == registers.U85:
         return op.values["OFM_PRECISION.transpose"] != 0
     return op.registers["OFM_STRIDE_Y"] < op.registers["OFM_STRIDE_X"]

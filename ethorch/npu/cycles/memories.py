@@ -35,7 +35,8 @@ def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], c
 
     Args:
         port_bytes: Width of an AXI port.
-        memories: Keys of a ``System_Config`` section by memory. Missing keys have the defaults of regor.cpp.
+        memories: Values of a ``System_Config`` section, by memory and key. Missing keys have the defaults of regor.cpp.
+        constants, arena, staging: Memory of each region.
     """
 
     def rate(name: str) -> MemoryRate:

@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """Maximum of the NPU and each memory, plus effects."""
+        """The maximum of the NPU's and each memory's cycles, plus effects."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 
@@ -69,10 +69,10 @@ class Estimate:
 def estimate(
     stream: Stream, regions: Regions, effects: Effects = Effects(), rated: Sequence[RatedOperator] | None = None
 ) -> Estimate:
-    """Return the cycles of a stream according to Vela's formulas.
+    """Estimate the cycles of a stream with Vela's formulas and ``effects``.
 
     Args:
-        rated: Operators of the stream, if known.
+        rated: Result of ``rate_operators``, if known.
 
     Raises:
         MachineFault: An operation has invalid registers.
@@ -129,7 +129,7 @@ def time_operators(
     """Yield each operator's NPU cycles, including waits, and access cycles of each memory.
 
     Args:
-        ranks: Positions of new transfers, between those of the stream.
+        ranks: Fractional stream position of each new transfer, keyed by ``Transfer.position``.
     """
     bus = _Bus(npu, regions, [rated_operator.operator for rated_operator in rated], effects.contention, ranks)
     constants = regions[CONSTANTS].name
@@ -156,7 +156,7 @@ def _rate_whole_phase(ops: Sequence[Op], operator: Operator) -> Operator:
 
 @dataclass
 class _Bus:
-    """Transfers of weights and tables beside the kernels (slackBufferingCycles)."""
+    """Transfers of weights and tables that overlap with kernels (slackBufferingCycles)."""
 
     npu: Npu
     regions: Regions

@@ -43,8 +43,8 @@ class Operator:
         works: Kernels of a chain, with the sizes of all slices and stripes.
         last_slice: Works of the last depth slice, or of the first stripe.
         home: Region from which scales were transferred.
-        is_shared: Whether an earlier operator transferred the weights, which Vela counts again. Transfers before the first kernel,
-            as those of the pass ``resident-weights``, count once.
+        is_shared: Whether an earlier operator transferred the weights, so that Vela counts the transfer again. False for transfers
+            before the first kernel, such as those of the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
         moved: ``compound`` with all feature maps in the arena's memory.
     """

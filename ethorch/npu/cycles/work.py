@@ -262,7 +262,7 @@ def _read_u85_operands(op: Op, state: State, out: Size, regions: Regions) -> tup
 def _ifm_block(
     npu: Npu, kind: str, ifm: Map, block: Size, window: Window, microblock: Size, part_kernel: bool, sparse: bool
 ) -> Size:
-    """Return the IFM block (GetArchIFMBlockSize, FindBlockConfig)."""
+    # GetArchIFMBlockSize, FindBlockConfig
     is_u85 = npu.family == registers.U85
     if kind == ELEMENTWISE:
         return block

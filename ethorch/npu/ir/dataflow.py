@@ -70,7 +70,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return the digests of reads.
 
-        A contiguous transfer copies labels and has no digest, because it may read bytes after a tensor that nothing uses.
+        A contiguous transfer copies labels and has no digest, because it may read unused bytes after a tensor.
         """
         form = op.prepared.form
         if isinstance(form, Copy):

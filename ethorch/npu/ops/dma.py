@@ -28,7 +28,7 @@ def _region(op: Operation, end: str) -> int:
 
 @operation("NPU_OP_DMA_START", *U5X)
 def copy(op: Operation) -> Prepared:
-    """Copy DMA0_LEN bytes. Vela generates only 1D transfers for U55 and U65."""
+    """Prepare a copy of DMA0_LEN bytes. Vela generates only 1D transfers for U55 and U65."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
         raise MachineFault("2D and 3D DMA is not supported on U55 and U65")
     return _copy(op)
@@ -47,7 +47,7 @@ def _copy(op: Operation) -> Prepared:
 
 @operation("NPU_OP_DMA_START", U85)
 def copy_strided(op: Operation) -> Prepared:
-    """Copy bytes in 1D, 2D or 3D, or gather or scatter bytes by 32-bit indices."""
+    """Prepare a copy in 1D, 2D or 3D, or a gather or scatter with 32-bit indices."""
     mode = op["DMA0_SRC_REGION.stride_mode"]
     by_source, by_target = op["DMA0_SRC_REGION.indexed"], op["DMA0_DST_REGION.indexed"]
     if not mode and not by_source and not by_target:
@@ -68,7 +68,7 @@ def copy_strided(op: Operation) -> Prepared:
         base = index_base + j * (4 * inner + index_skip)
         values = m.span(Span("DMA0_IDX", index_region, base, 4 * inner)).view("<i4")
         if values.size and (values.min() < 0 or values.max() > limit):
-            raise MachineFault(f"DMA index {values.min()}..{values.max()} is outside 0..{limit}")
+            raise MachineFault(f"DMA indices are {values.min()}..{values.max()}; expected 0..{limit}")
         return values
 
     def run(m: Memory) -> None:

@@ -134,7 +134,7 @@ CHECKS: dict[str, Callable[[Ints], None]] = {
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
 def elementwise_5x(op: Operation) -> Prepared:
-    """Compute OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
+    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
 
     IFM2 can be broadcast or constant.
     """
@@ -240,7 +240,7 @@ VALUES_5X: dict[str, Callable[[Operation], Value]] = {
 
 @operation("NPU_OP_ELEMENTWISE", U85)
 def elementwise_u85(op: Operation) -> Prepared:
-    """Compute OFM = output stage of f(IFM - zero point, IFM2 - zero point). Each operand can be broadcast, chained or OP_SCALAR."""
+    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point). Each operand can be broadcast, chained or OP_SCALAR."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:

@@ -93,7 +93,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Compute the index of the first maximum of each window along an axis (npu-reference 8.7)."""
+        """Prepare the index of the first maximum of each window along ``axis`` (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX: expected a kernel of extent 1 along the other axis, got {w.kernel}")

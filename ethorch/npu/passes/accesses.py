@@ -118,7 +118,7 @@ def _view(labels: Labels, unit: int, block: Block) -> Labels:
     try:
         return np.ndarray(shape, labels.dtype, labels, block.base // unit * size, strides)
     except ValueError as error:
-        raise MachineFault(f"a feature map of shape {block.shape} at {block.base:#x} exceeds its space.") from error
+        raise MachineFault(f"a tile of byte shape {block.shape} at offset {block.base:#x} exceeds its space.") from error
 
 
 def list_reads(op: Op, regions: Collection[int]) -> list[Access]:

@@ -25,7 +25,7 @@ LEAST_BYTES = 128 << 10
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with smaller regions and at most ``TOLERANCE`` more cycles, or None."""
+    """Return the stream with regions at least 4% smaller and at most 0.5% more cycles, or None."""
     if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream
@@ -38,7 +38,6 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
-    """Run windows part by part if that saves bytes within ``most`` cycles."""
     apart, lifetimes = separate(stream)
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
 

@@ -36,7 +36,6 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _improve(schedule: Schedule) -> None:
-    """Place the weights of waiting operators, the longest waits first."""
     for _ in range(_SWEEPS):
         before, exposed = schedule.cycles, schedule.exposed
         for unit in sorted(range(len(schedule.weights)), key=lambda unit: -exposed[schedule.weights[unit].operator]):

@@ -43,7 +43,7 @@ def find_lifetimes(
 
     Args:
         sizes: Bytes of each region to allocate.
-        divide: Whether parts of a value end separately.
+        divide: Whether the lifetimes of a value's parts end separately.
         operators: Positions of each operator's kernels, whose maps keep their distances.
         spaces: Disjoint spaces of the segments, if known.
     """

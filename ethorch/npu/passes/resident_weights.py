@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with copies of repeated weights at its start and fewer cycles, or None."""
+    """Return the stream with copies of repeatedly read weights at its start and fewer cycles, or None."""
     region = context.find_fast_region(stream)
     if region is None or not context.resident_bytes:
         return None
@@ -49,7 +49,6 @@ def _choose(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: C
 
 
 def _count_waits(operator: OperatorCycles, context: Context) -> int:
-    """Return the cycles in which an operator waits for constants."""
     constants = context.regions[CONSTANTS].name
     others = (cycles for name, cycles in operator.access_cycles.items() if name != constants)
     return operator.cycles - operator.effects - max([operator.computation.cycles, *others])

@@ -113,7 +113,6 @@ class Schedule:
         return self._numbers.setdefault((unit, part), len(self.stream.ops) + len(self._numbers))
 
     def _rank_transfers(self, placements: Mapping[int, Placement]) -> dict[int, float]:
-        """Return ranks between the positions of the operations that new transfers precede and follow."""
         return {
             self._number(*entry): first - 1 + count / (len(entries) + 1)
             for first, entries in self._list_transfers(placements).items()
@@ -131,7 +130,7 @@ class Schedule:
     # --- placements ---------------------------------------------------------------------------------------------------
 
     def place(self, unit: int, ahead: int) -> bool:
-        """Transfer weights up to ``ahead`` operators early. Return False if that saves no cycles."""
+        """Transfer weights up to ``ahead`` operators early. Return False if that is impossible or saves no cycles."""
         placement = self._plan(unit, ahead)
         if placement is None or (unit, placement) in self._tried:
             return False
@@ -191,7 +190,7 @@ class Schedule:
         return parts
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return the cycles during each operator in which nothing reads constants, without the transfers of a unit."""
+        """Return the cycles during each operator in which nothing but the unit's transfers reads constants."""
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
@@ -212,7 +211,7 @@ class Schedule:
         return idle
 
     def _list_loads(self, reads: Sequence[int]) -> list[int]:
-        """Return the cycles in which each operator, and the transfers beside it, read constants."""
+        """Return the cycles in which each operator, and concurrent transfers, read constants."""
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator
@@ -223,7 +222,6 @@ class Schedule:
         return loads
 
     def _find_operator(self, position: int) -> int:
-        """Return the operator during which a transfer starts."""
         return max(bisect_left(self._firsts, self._ranks.get(position, position)) - 1, 0)
 
     def _copy_cycles(self, size_bytes: int) -> int:

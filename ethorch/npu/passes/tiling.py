@@ -75,10 +75,10 @@ class Tiler:
     def tile(self, first: int, seed: int, axis: int, cut: Cut, last: int) -> tuple[int, list[list[Op]]] | None:
         """Divide units from ``seed`` up to ``last``, as far as dependencies allow.
 
-        Units from ``first`` to ``seed`` run in the part that reads their results first.
+        Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
 
         Returns:
-            End of the units and the operations of each part, or None.
+            End of the divided units and the operations of each part, or None.
         """
         units = [replace(unit) for unit in self.units[first : last + 1]]
         end = self._divide(units, seed - first, axis, cut)

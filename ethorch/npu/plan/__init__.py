@@ -1,4 +1,4 @@
-"""Plans: the steps of a program as structs that one compiled function executes in place of NumPy.
+"""Plans: the steps of a program as structs that one compiled function executes instead of NumPy.
 
 Prepared operations (``ethorch.npu.ops``) define the correct results. A plan contains their forms and decoded weights, scales and
 tables. Steps that cannot be proven equivalent run in Python.

@@ -49,7 +49,7 @@ class Weights:
     def start(self, mode: int, depth: int, dtype: str) -> Array:
         """Return the initial sums minus the correction. They are offset plus bias, or 0 if the output stage adds these.
 
-        int32 sums are truncated.
+        int32 sums wrap.
         """
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
@@ -70,7 +70,7 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
     if weights is None:
         f = form.streams.decode(read)
         if not isinstance(f, Filter):
-            raise NotKnown("a convolution without weights")
+            raise NotKnown("the convolution has no weights")
         weights = c.filters[key] = (_depthwise_weights if form.depthwise else _weights)(c, form.window, f)
     assert isinstance(weights, Weights)
     return (_depthwise if form.depthwise else _conv)(c, form, weights)
@@ -78,7 +78,7 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 def _sums(f: Filter) -> Sums:
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
-        raise NotKnown("products beyond int64")
+        raise NotKnown("products may exceed int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)
 
 
@@ -92,7 +92,7 @@ def _weights(c: Context, w: Window, f: Filter) -> Weights:
     elif within((min(low, ifm.zero_point), max(high, ifm.zero_point)), INT16):
         element, flip = PAIRS, 0
     else:
-        raise NotKnown("a uint16 IFM")
+        raise NotKnown("the IFM or its zero point exceeds int16")
     chunk = 0
     if not narrow:
         reach = max(-low, high, abs(ifm.zero_point))
@@ -141,7 +141,7 @@ def _pad_depth(w: Window) -> int:
 def pack_product(c: Context, form: Product) -> layout.Product:
     w = form.window
     if w.padded != w.size or w.upscale != UPSCALE_NONE or w.before != (0, 0):
-        raise NotKnown("a product with padding")
+        raise NotKnown("the product has padding or upscaling")
     window, weights = pack_window(c, w), c.read(form.weights)
     a, b = of_map(w.ifm), of_map(form.weights)
     largest = magnitude(a) * magnitude(b) * w.ifm.depth

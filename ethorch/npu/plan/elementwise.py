@@ -89,14 +89,14 @@ def _pack_operand(
         for bit, extent, ofm_extent in zip((1, 2, 4), operand.shape, shape, strict=True):
             if extent != ofm_extent:
                 if extent != 1:
-                    raise NotKnown("operands whose shapes do not broadcast")
+                    raise NotKnown("the operand shapes do not broadcast")
                 place.spread |= bit
     _pack_scale(c, place, scale, narrow)
 
 
 def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool) -> None:
     if scale.shift.ndim:
-        raise NotKnown("operand scales per channel")
+        raise NotKnown("an operand has per-channel scales")
     if scale.is_identity or not narrow:
         place.scale = c.scale(scale)
     else:
@@ -130,5 +130,5 @@ def _pairs(c: Context, e: layout.Elementwise) -> int:
     machine.region[0], machine.region[1] = every.ctypes.data, table.ctypes.data
     steps = (layout.Step * 1)(layout.Step(layout.KINDS[layout.Elementwise], 0, ctypes.addressof(step)))
     if c.library.ethorch_run(ctypes.addressof(steps), 0, 1, machine, buffers().pointer, None) != 1:
-        raise NotKnown("a table of pairs that cannot be computed")
+        raise NotKnown("the table of operand pairs cannot be computed")
     return c.hold(table)

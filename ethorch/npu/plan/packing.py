@@ -24,7 +24,7 @@ LANES = 16  # maximum number of lanes in a vector; arrays for vector loads are p
 
 
 class NotKnown(Exception):
-    """The reason why the plan cannot represent a step. The step runs in Python."""
+    """The error for a step that the plan cannot represent, which runs in Python."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(eq=False)
 class Context:
-    """The state while a stream is packed.
+    """The state of packing a stream.
 
     Attributes:
         memory: Memory of the machine, or of one with equal region sizes.
@@ -84,7 +84,7 @@ class Context:
             self.memory.span(span)
             data = self.constants.read(span)
             if data is None:
-                raise NotKnown("weights or scales that may change")
+                raise NotKnown("weights or scales may change between runs")
             bytes_by_span[span] = data
         return bytes_by_span.__getitem__
 
@@ -95,22 +95,22 @@ class Context:
         if fm.storage == STORAGE_CHAINED:
             box = self.chains.get(fm.region) if self.carries else None
             if box is None or box.shape != fm.shape or box.size != fm.dtype.itemsize:
-                raise NotKnown("a chain buffer")
+                raise NotKnown("no compiled step wrote this box to its chain buffer")
             return self._own_map(fm, box.base)
         return self._in_memory(fm)
 
     def write(self, fm: FeatureMap) -> layout.Map:
-        """Pack a feature map for writing. Raise NotKnown if two elements can share a byte."""
+        """Pack a feature map for writing. Raise NotKnown if memory is read-only, or two elements can share a byte."""
         if fm.storage == STORAGE_CHAINED:
             if not self.carries:
-                raise NotKnown("a chain buffer")
+                raise NotKnown("chain buffers of this stream are processed in Python")
             box = Box(fm.shape, fm.dtype.itemsize, self.allocate(fm.size_bytes))
             self.chains[fm.region] = box
             return self._own_map(fm, box.base)
         if not fm.in_memory or not self.memory.region(fm.region).flags.writeable:
-            raise NotKnown("an OFM that is not stored in writable memory")
+            raise NotKnown("the OFM is not in writable memory")
         if not _is_apart(fm, self.reaches(fm)):
-            raise NotKnown("an OFM that may overlap itself")
+            raise NotKnown("elements of the OFM may share bytes")
         return self._in_memory(fm)
 
     def _own_map(self, fm: FeatureMap, base: int) -> layout.Map:
@@ -122,16 +122,16 @@ class Context:
 
     def _in_memory(self, fm: FeatureMap) -> layout.Map:
         if not fm.in_memory or not 0 <= fm.region < layout.INTERNAL_INDEX:
-            raise NotKnown("a feature map that is not stored in memory")
+            raise NotKnown("a feature map is not stored in memory")
         size = self.memory.region(fm.region).size
         for start, stop in self.reaches(fm):
             if start < 0 or stop > size:
-                raise NotKnown("a feature map that exceeds its region")
+                raise NotKnown("a feature map exceeds its region")
         alignment = BRICK if fm.bricks else fm.dtype.itemsize
         if alignment > 1:
             addresses = (*(tile.base for tile in fm.tiles), *fm.strides[: 3 if fm.bricks else 2])
             if any(address % alignment for address in addresses):
-                raise NotKnown("a feature map that is not aligned")
+                raise NotKnown("a feature map is not aligned")
         packed = self._map(fm, fm.region, fm.bricks, fm.strides)
         packed.tiles = len(fm.tiles)
         for number, tile in enumerate(fm.tiles):
@@ -222,7 +222,7 @@ class Context:
             return self._one_scale(s)
         shift = np.asarray(s.shift, np.int64)
         if shift.min(initial=0) < 0 or shift.max(initial=0) > 63:
-            raise NotKnown("a shift beyond 63")
+            raise NotKnown("a shift is outside 0..63")
         above, below = s.addends
         columns = np.zeros((4, above.size + 2 * LANES), np.int64)
         for row, column in zip(columns, (s.multiplier, shift, above, below), strict=True):
@@ -232,7 +232,7 @@ class Context:
     def _one_scale(self, s: Scaling) -> layout.Scale:
         shift, (above, below) = int(s.shift), map(int, s.addends)
         if not 0 <= shift <= 63:
-            raise NotKnown("a shift beyond 63")
+            raise NotKnown("a shift is outside 0..63")
         columns = np.zeros((4, 1 + 2 * LANES), np.int64)
         columns[:, 0] = int(s.multiplier), shift, above, below
         return layout.Scale(*self._rows(columns), 0, 0, above != below)

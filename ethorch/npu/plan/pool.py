@@ -47,7 +47,7 @@ def _scaling(c: Context, form: Pool) -> tuple[Scaling | None, Ints | None]:
         return form.scaling, None
     scales = form.scaling.decode(c.reader(form.scaling))
     if not isinstance(scales, Scales):
-        raise NotKnown("a pool with weights")
+        raise NotKnown("the pool has weights")
     return scales.scaling, scales.bias
 
 

@@ -39,7 +39,7 @@ class Sums:
 
     Attributes:
         largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
-        offset, bias: int64 per channel, or None. They are added before and after the kept accumulator, respectively.
+        offset, bias: int64 per channel, or None, added before and after the kept accumulators.
         element_wise: Whether each OFM element depends only on the corresponding input elements.
         wide: Whether the sums are int64 and scaled as integers.
     """
@@ -86,14 +86,14 @@ def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureM
 def _pack_accumulator(c: Context, stage: OutputStage, s: layout.Stage) -> None:
     s.keeps, s.adds_kept = stage.keeps, stage.input == ACC_KEEP
     if stage.input not in (ACC_RESET, ACC_KEEP, ACC_IFM2):
-        raise NotKnown("an accumulator of unknown origin")
+        raise NotKnown("ACC_FORMAT.input is unknown")
     if not (s.keeps or s.adds_kept):
         return
     if not c.carries:
-        raise NotKnown("an accumulator")
+        raise NotKnown("accumulators of this stream are processed in Python")
     if s.adds_kept:
         if c.accumulator is None or c.accumulator[0] != stage.shape:
-            raise NotKnown("an accumulator of another shape")
+            raise NotKnown("no kept accumulators have the shape of the OFM")
         s.kept = c.accumulator[1]
     else:
         s.kept = c.allocate(8 * int(np.prod(stage.shape)))
@@ -110,7 +110,7 @@ def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
     s.entry_bytes, s.entry_signed, s.table_origin = entry.itemsize, entry.kind == "i", a.table.origin
     if a.built_in is not None:
         if a.built_in.size < a.table.size_bytes:
-            raise NotKnown("a built-in table of another size")
+            raise NotKnown("the built-in table is too small")
         s.built_in = c.hold(a.built_in)
     else:
         c.memory.lut(a.address, a.table.size_bytes)  # raises MachineFault outside internal memory
@@ -118,14 +118,14 @@ def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
     if a.table.formula is None:
         entries = a.table.size_bytes // entry.itemsize
         if a.clamp is None or entries != 256 or not within((s.low + s.table_origin, s.high + s.table_origin), (0, 255)):
-            raise NotKnown("a table that may be exceeded")
+            raise NotKnown("values may exceed the input range of the table")
         s.table = layout.TABLE_DIRECT
         return
     s.table = _FORMULAS.get(a.table.formula, layout.TABLE_NONE)
     if s.table == layout.TABLE_NONE or a.table.size_bytes != 2048:
-        raise NotKnown("an unknown table")
+        raise NotKnown("the format of the table is unknown")
     if s.table in (layout.TABLE_16_16, layout.TABLE_16_32) and (a.clamp is None or not within(a.clamp, INT16)):
-        raise NotKnown("a table that may be exceeded")
+        raise NotKnown("values may exceed the input range of the table")
 
 
 def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:

@@ -20,7 +20,7 @@ def pack_transfer(c: Context, form: Transfer) -> layout.Transfer:
     (source, *from_), (target, *to) = form.source, form.target
     index_region, index, index_outer = form.index
     if target == 0:
-        raise NotKnown("a transfer to region 0")
+        raise NotKnown("the transfer writes to region 0")
     _check_writable(c, target)
     indexed = form.by_source or form.by_target
     sizes = [c.memory.region(region).size for region in (source, target, index_region if indexed else source)]
@@ -33,4 +33,4 @@ def pack_transfer(c: Context, form: Transfer) -> layout.Transfer:
 
 def _check_writable(c: Context, region: int) -> None:
     if not c.memory.region(region).flags.writeable:
-        raise NotKnown("a region that is not writable")
+        raise NotKnown("the target region is read-only")

@@ -36,5 +36,5 @@ def view_bytes(access: Access, memory: Array) -> list[Array]:
 
 
 def is_stored(access: Access) -> bool:
-    """Return False for chain buffers."""
+    """Return False for feature maps in chain buffers or without storage."""
     return not isinstance(access, FeatureMap) or access.in_memory

@@ -96,7 +96,7 @@ def is_binary(facts: Facts) -> bool:
 
 
 def _accumulator_heights(facts: Facts, shram: Shram) -> list[int]:
-    """Return possible heights of the accumulator block (FitBlockForOFM), which depend on the whole OFM."""
+    # FitBlockForOFM; the heights depend on the whole OFM.
     height = facts.values["OFM_BLK_HEIGHT"]
     if facts.values["OFM_HEIGHT"] == 1 and shram.microblock[0] == 2 and facts.values["KERNEL_HEIGHT"] == 1:
         return [1, height]
@@ -104,7 +104,7 @@ def _accumulator_heights(facts: Facts, shram: Shram) -> list[int]:
 
 
 def _element_bytes(facts: Facts) -> list[int]:
-    """Return possible sizes of IFM elements, which copies may split (InsertTransposeCommand)."""
+    # Copies may split elements (InsertTransposeCommand).
     size = 1 << facts.values["IFM_PRECISION.precision"]
     larger = size * facts.values["IFM_DEPTH"]
     is_copy = facts.mode == "AVERAGE" and facts.values["KERNEL_HEIGHT"] == facts.values["KERNEL_WIDTH"] == 1

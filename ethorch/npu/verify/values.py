@@ -46,7 +46,7 @@ class Memory:
         unread: True for bytes not read since they were written.
         contents: Bytes that were copied from constants.
         known: True for valid bytes of ``contents``.
-        paddings: Kernels that copy constants.
+        paddings: Kernels that read only constants or copies of them.
     """
 
     writers: dict[int, Array]

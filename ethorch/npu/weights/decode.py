@@ -1,8 +1,8 @@
 """Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
 The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially.
-NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is ten times as fast. ``ethosu.mlw_codec.decode`` is
-not used because it terminates the process if a stream is malformed.
+NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is faster. ``ethosu.mlw_codec.decode`` is not
+used because it terminates the process if a stream is malformed.
 """
 
 from __future__ import annotations

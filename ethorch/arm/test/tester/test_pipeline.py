@@ -164,7 +164,7 @@ class BasePipeline(Generic[T]):
         return stage_id in self.stages
 
     def change_args(self, stage_id: str, *args: Any, **kwargs: Any) -> Self:
-        """Replace the positional arguments of a stage if any are passed, and add keyword arguments."""
+        """Update the arguments of a stage. See :meth:`PipelineStage.update`."""
         self._stages[self.find_pos(stage_id)].update(*args, **kwargs)
         return self
 

@@ -50,7 +50,7 @@ def shares_tables(npu: Npu) -> bool:
 
 
 def fit_block(npu: Npu, size: Size, ifm: Size, has_table: bool, is_flat: bool = False) -> Block | None:
-    """Return an OFM block whose buffers fit, or None.
+    """Return the OFM block of ``size``, or None if its buffers do not fit in SHRAM.
 
     Args:
         is_flat: Whether accumulators of one row suffice.

@@ -22,7 +22,7 @@ _EXTENTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # of blocks that are compared
 
 @dataclass
 class Chooser:
-    """Chooses forms by the cycle model, and caches them by shape."""
+    """A cached choice of the fastest form for each shape, according to the cycle model."""
 
     stream: Stream
     context: Context
@@ -75,7 +75,7 @@ def _describe(product: Product) -> tuple[object, ...]:
 
 
 def list_splits(npu: Npu, product: Product) -> Iterator[tuple[int, bool]]:
-    """Yield the columns of a piece, and whether inputs are taps."""
+    """Yield candidates: columns of a piece, and whether inputs are taps."""
     unit = npu.ofm_units[0] * npu.cores
     depth = round_up(product.depth, IFM_BLOCK)
     for has_taps in (False, True):

@@ -93,7 +93,7 @@ class Emitter:
         self.emit("NPU_OP_DMA_START", 0, {**registers, "DMA0_SRC": address, "DMA0_DST": target, "DMA0_LEN": size_bytes})
 
     def copy(self, source: Place, target: Place, parallel: int, table: int | None = None, is_zero: bool = False) -> None:
-        """Copy a box, optionally through a table or as zeros."""
+        """Copy a box, optionally through a table, or fill it with zeros."""
         height, width, _ = target.size
         registers = {
             **source.registers("IFM"),
