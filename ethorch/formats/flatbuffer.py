@@ -36,7 +36,7 @@ class Buffer(ABC):
 
 
 class Table:
-    """A flatbuffer table in ``reader.data``. Absent scalars have defaults. Absent vectors raise ``reader.error`` if required."""
+    """A flatbuffer table in ``reader.data``. Absent scalars have defaults. Absent required vectors raise ``reader.error``."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what

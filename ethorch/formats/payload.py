@@ -91,7 +91,7 @@ class DelegatePayload:
 
     def _check_tensor(self, what: str, tensor: IoTensor) -> None:
         if len(tensor.shape) != RANK or any(not 1 <= size < 2**31 for size in tensor.shape):
-            raise PayloadError(f"{what} has shape {list(tensor.shape)}; expected {RANK} sizes of at least 1.")
+            raise PayloadError(f"{what} has shape {list(tensor.shape)}; expected {RANK} sizes from 1 to {MAX_BYTES}.")
         if tensor.element_size not in ELEMENT_SIZES:
             raise PayloadError(f"{what} has element size {tensor.element_size}; expected one of {ELEMENT_SIZES} bytes.")
         if tensor.region != SCRATCH_REGION:
@@ -100,7 +100,7 @@ class DelegatePayload:
             )
         if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
             raise PayloadError(
-                f"{what} has {tensor.nbytes} bytes at offset {tensor.offset}, which exceeds the scratch region of "
+                f"{what} has {tensor.nbytes} bytes at offset {tensor.offset}, outside the scratch region of "
                 f"{self.scratch_bytes} bytes."
             )
 

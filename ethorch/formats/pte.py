@@ -64,7 +64,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, or by default ``forward`` or the first method that computes. Raise HostError if there is none."""
+    """Return ``method``, or by default ``forward`` or the first method that computes. Raise HostError if no such method exists."""
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
@@ -134,7 +134,7 @@ class _Reader(Buffer):
             segment_bytes = self.number("<Q", 32, "extended header")
             if self.segment_base + segment_bytes > len(self.file):
                 end = self.segment_base + segment_bytes
-                raise ProgramError(f"the .pte is truncated: it has {len(self.file)} bytes, but its segments end at {end}.")
+                raise ProgramError(f"the .pte is truncated: it has {len(self.file)} bytes, but its segments end at byte {end}.")
         self.data = self.file[:program_bytes]
 
     def _segments(self, root: Table) -> Iterator[memoryview]:

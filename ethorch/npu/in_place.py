@@ -149,7 +149,10 @@ class Inputs:
             for number, (region, address) in requests.items():
                 delta = address - windows[number].start
                 if not possible[number] or delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
-                    raise MachineFault(f"{side} {number} cannot be moved to byte {address} of region {region}")
+                    raise MachineFault(
+                        f"{side} {number} cannot be moved to byte {address} of region {region}; expected a movable {side}, "
+                        f"an odd region, and a distance that is a multiple of {IN_PLACE_ALIGNMENT}"
+                    )
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:
                         register = _region_register(run)

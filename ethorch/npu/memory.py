@@ -126,8 +126,8 @@ class Memory:
     def _read_chain(self, fm: FeatureMap) -> Array:
         values = self.chain.get(fm.region)
         if values is None or values.shape != fm.shape:
-            have = "nothing" if values is None else f"a box of {values.shape}"
-            raise MachineFault(f"{fm.name}: expected a box of {fm.shape} in chain buffer {fm.region}, got {have}")
+            have = "nothing" if values is None else f"shape {values.shape}"
+            raise MachineFault(f"{fm.name}: expected a box of shape {fm.shape} in chain buffer {fm.region}, got {have}")
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
@@ -187,5 +187,5 @@ class Memory:
         """Return the accumulators of the previous operation. Raise MachineFault if their shape differs from ``shape``."""
         if self.accumulator is None or self.accumulator.shape != shape:
             have = "none" if self.accumulator is None else str(self.accumulator.shape)
-            raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of {shape}, got {have}")
+            raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of shape {shape}, got {have}")
         return self.accumulator

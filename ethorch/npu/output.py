@@ -115,7 +115,7 @@ def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
         return Activation(limits)
     if function in ("TANH", "SIGMOID"):
         if ofm.itemsize != 2:
-            raise MachineFault(f"ACTIVATION.function {function} requires an int16 OFM, got {ofm}")
+            raise MachineFault(f"ACTIVATION.function {function} requires a 16-bit OFM, got {ofm}")
         return Activation(None, TABLES_U85[f"LUT_{function}"], built_in=tanh_table(function == "SIGMOID"))
     key = (looked_up.lstrip("|"), ofm.str.lstrip("|"))
     if key not in TABLES_5X:

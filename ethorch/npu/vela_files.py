@@ -65,7 +65,7 @@ class VelaFile:
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
         """Run the programs and return the outputs. See :func:`run_vela` for ``options`` and errors."""
         if len(inputs) != len(self.inputs):
-            raise FormatError(f"the file has {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
+            raise FormatError(f"expected {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
         machines = [Machine(program, regions=regions, **options) for program in self.programs]
         for tensor, array in zip(self.inputs, inputs, strict=True):

@@ -131,7 +131,7 @@ def io(*words: int) -> bytes:
         (changed(inputs=io(2) + IO[4:]), "declares 2 tensors"),
         (changed(inputs=io(-1)), "declares -1 tensors"),
         (changed(inputs=IO + bytes(4)), "has 44 bytes"),
-        (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, 9, 1)), "24 bytes at offset 9, which exceeds the scratch region of 32"),
+        (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, 9, 1)), "24 bytes at offset 9, outside the scratch region of 32"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, -1, 1)), "input 0 has 24 bytes at offset -1"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, 8, 0)), "in region 0"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 3, 0, 1)), "element size 3"),

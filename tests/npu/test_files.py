@@ -290,7 +290,7 @@ def test_damaged_tflite_files_fault_or_run(tmp_path):
     good = bytes(compile_graph(network(), "u55-128", TFLITE, fmt="TFLITE").model)
     path = tmp_path / "model.tflite"
     path.write_bytes(good)
-    with pytest.raises(FormatError, match="has 1 input, got 0"):
+    with pytest.raises(FormatError, match="expected 1 input, got 0"):
         run_vela(path, [])
     with pytest.raises(FormatError, match="input t0: expected"):
         run_vela(path, [np.zeros((1, 12, 12, 16), np.int16)])

@@ -52,7 +52,9 @@ Product = Callable[[Window, Filter, Array, Array, int], Array]  # window, filter
 def _check_scale_mode(op: Operation, mode: int) -> None:
     # npu-reference 5, 8.9
     if op["OFM_PRECISION.scale_mode"] != mode:
-        raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']} is not supported here; expected {mode}")
+        raise MachineFault(
+            f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']} is not supported for these weights; expected {mode}"
+        )
 
 
 def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Prepared:

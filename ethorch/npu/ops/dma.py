@@ -30,7 +30,7 @@ def _region(op: Operation, end: str) -> int:
 def copy(op: Operation) -> Prepared:
     """Prepare a copy of DMA0_LEN bytes. Vela generates only 1D transfers for U55 and U65."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
-        raise MachineFault("2D and 3D DMA is not supported on U55 and U65")
+        raise MachineFault("2D and 3D transfers are not supported on U55 and U65; expected 1D")
     return _copy(op)
 
 

@@ -80,7 +80,7 @@ def _none(op: Operation) -> Prepared:
     # IFM2 is read through the accumulator; the IFM is not used (npu-reference 8.3).
     stage = OutputStage(op)
     if stage.input != ACC_IFM2:
-        raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input} is not supported; expected IFM2")
+        raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input} is not supported; expected {ACC_IFM2} (IFM2)")
     scaling = _Scale(op, feature_map(op, "IFM", (1, 1, 1)))
 
     def run(m: Memory) -> None:

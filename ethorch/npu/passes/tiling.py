@@ -281,7 +281,7 @@ class Tiler:
     def reuses_bytes(self, ops: Sequence[Op]) -> bool:
         """Return True if an operation replaces bytes that an earlier one reads in another layout.
 
-        A part would then replace a part of a value that later parts read, which only rolling buffers may do.
+        A part of the operation would then overwrite bytes that later parts read. Only rolling buffers permit this.
         """
         reads: list[Access] = []
         for op in ops:

@@ -39,6 +39,8 @@ def verify_listing(
 ) -> Iterator[Rejection]:
     """Iterate over the violated rules of decoded instructions.
 
+    Rules of the whole stream are checked only if every operation is legal.
+
     Args:
         changed: Positions of the operations to check individually. Default: all.
         reference: Dataflow to compare with, except for new operations.

@@ -101,7 +101,7 @@ class _Bits:
 
     def take(self, at: int, count: int) -> int:
         if at + count > self.size:
-            raise MachineFault(f"weight stream: cannot read {count} bits at bit {at} of {self.size}")
+            raise MachineFault(f"weight stream: cannot read {count} bits at bit {at} of {self.size} bits")
         first = at >> 3
         word = int.from_bytes(self.padded[first : first + _WINDOW].tobytes(), "little")
         return (word >> (at & 7)) & ((1 << count) - 1)
