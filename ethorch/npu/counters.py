@@ -115,7 +115,7 @@ def events(
 
 @dataclass
 class Tally:
-    """The number and total duration of a step's executions."""
+    """The executions of a step: number and seconds, in total and in the last run."""
 
     runs: int = 0
     seconds: float = 0.0

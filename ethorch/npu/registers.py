@@ -1,8 +1,8 @@
 """Tables of commands, registers and NPU configurations.
 
-Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A row handles minus-one
-encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or by
-``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
+Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A ``Register`` handles
+minus-one encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or
+by ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 
 Sources: Arm's register headers (npu-reference 1.3, 2), and the CONFIG words in payloads of all targets.
 """

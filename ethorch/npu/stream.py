@@ -32,7 +32,7 @@ class Header:
 
 @dataclass(slots=True)
 class Command:
-    """A command: index, byte offset from the first command word, row and decoded values.
+    """A command: index, byte offset from the first command word, table row and decoded values.
 
     Equal commands share ``values``. Immutable by convention.
     """

@@ -129,7 +129,7 @@ class ImageNetEvaluator(Evaluator):
 
     @staticmethod
     def load_imagenet_folder(directory: str | os.PathLike[str]) -> Dataset[Any]:
-        """Return the images in a folder, resized, cropped to 224x224, and normalized with ImageNet's mean and standard deviation.
+        """Return a data set of a folder's images, resized, cropped to 224x224, and normalized with ImageNet's statistics.
 
         Raises:
             FileNotFoundError: The folder does not exist.

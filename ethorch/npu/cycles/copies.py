@@ -1,4 +1,4 @@
-"""Cycles of transfers of feature maps."""
+"""Cycles of feature map transfers."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _is_next(before: Op, after: Op, prefix: str, rows: int) -> bool:
 
 
 def _split(group: Group, groups: Sequence[Group]) -> list[Group]:
-    """Return one group per unit, unless the group is interleaved with another."""
+    # Only groups that are interleaved with another are cascades.
     if len(group.units) == 1 or group.slices > 1:
         return [group]
     if any(_interleave(group, neighbor) for neighbor in groups if neighbor is not group and len(neighbor.units) > 1):

@@ -1,4 +1,4 @@
-"""Rates of memories."""
+"""Memory rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes on the buses and their cycles.
+"""Bytes on the buses, and the cycles to transfer them.
 
 Sources: Vela 5.2's ethos_u55_performance.cpp and ethos_u85_performance.cpp.
 """

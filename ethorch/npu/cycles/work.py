@@ -68,7 +68,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel as the cycle formulas use it."""
+    """The properties of a kernel that the cycle formulas use."""
 
     npu: Npu
     kind: str
@@ -97,7 +97,7 @@ class Work:
         return self.kind not in (ELEMENTWISE, RESIZE)
 
     def resize(self, out: Size, pads: tuple[int, int, int, int] | None = None) -> Work:
-        """Return the kernel with another OFM, and an IFM that fits."""
+        """Return the kernel with an OFM of size ``out`` and a matching IFM."""
         window = self.window if pads is None else replace(self.window, pads=pads)
         first, ofm = self.ifms[0], replace(self.ofm, size=permute(out, self.axes))
         if self.is_array_work:

@@ -1,4 +1,4 @@
-"""Contiguous layouts of parts of maps."""
+"""Contiguous layouts for parts of feature maps."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class _Packer:
         return result
 
     def _place(self, order: Sequence[int], limit: int) -> tuple[list[int], int, int]:
-        """Return the moves, the size and the segment at the peak."""
+        # Returns the moves, the size and the segment at the peak. The moves are empty if the size reaches ``limit``.
         moves = np.full(self.count, _NEVER, np.int64)
         size, peak = 0, order[0] if order else 0
         for n in order:

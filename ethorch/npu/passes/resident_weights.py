@@ -33,7 +33,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _choose(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> list[Range]:
-    """Return the disjoint ranges that save the most cycles per byte, in order of address."""
+    # Prefers ranges that save the most cycles per byte. Returns disjoint ranges in order of address.
     operators, gains = context.estimate(stream).operators, dict[Range, int]()
     for place, weights in users.items():
         copy = copy_cycles(stream.npu, context.regions[CONSTANTS], context.regions[region], place[1])

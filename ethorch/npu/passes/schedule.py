@@ -120,7 +120,7 @@ class Schedule:
         }
 
     def _list_transfers(self, placements: Mapping[int, Placement]) -> dict[int, list[tuple[int, Part]]]:
-        """Return the new transfers, as (unit, part), by the position that they precede."""
+        # (unit, part) by the position that they precede
         entries: dict[int, list[tuple[int, Part]]] = {}
         for unit in sorted(placements):
             for part in placements[unit].parts:
@@ -234,7 +234,7 @@ class Schedule:
         return max(int((cycles - latency) / rate), 0)
 
     def _first_position(self, gap: int) -> int:
-        """Return the first kernel that may run when a transfer before an operator starts."""
+        # The first kernel that may run when a transfer before the operator starts.
         left = MOST_KERNELS
         for position in range(self.unchanged[gap].operator.first - 1, -1, -1):
             left -= not self.stream.ops[position].is_dma

@@ -44,7 +44,7 @@ class Value:
 
 @dataclass(eq=False)
 class Segment:
-    """Bytes [low, high) that move together, with their use in multiples of ALIGNMENT."""
+    """Bytes [low, high) that move together. ``pieces`` contains their uses, rounded to ALIGNMENT."""
 
     region: int
     low: int

@@ -21,7 +21,7 @@ _BY_CHANNEL = ("SUM", "AVERAGE", "MAX", "MIN")
 
 
 def split(op: Op, axis: int, ranges: Sequence[tuple[int, int]], keys: Sequence[int]) -> list[Op] | None:
-    """Return operations on ranges of one OFM axis, or None if registers cannot express them."""
+    """Return an operation for each range of an OFM axis, or None if registers cannot express them."""
     values = op.values
     if op.name not in _KERNELS or values.get("ACC_FORMAT.input", 0) in (ACC_KEEP, ACC_IFM2) or values.get("ACC_FORMAT.output", 0):
         return None

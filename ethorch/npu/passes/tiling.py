@@ -97,7 +97,7 @@ class Tiler:
         return first + end, [[op for op in ops if op.key in remaining] for ops in parts]
 
     def _find_tables(self, end: int) -> npt.NDArray[np.bool_]:
-        """Mark the bytes of internal memory that are read after ``end``."""
+        # Marks the internal bytes that units from ``end`` on read.
         npu = self.units[0].ops[0].npu
         needed, written = np.zeros(npu.internal_bytes, np.bool_), np.zeros(npu.internal_bytes, np.bool_)
         for op in (op for unit in self.units[end:] for op in unit.ops):

@@ -137,7 +137,7 @@ def _carries(step: Step) -> bool:
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """Return the plan, cached by region sizes, or None if compiled code is missing, the stream branches, or regions share bytes."""
+    """Return the plan, cached by region sizes, or None if compiled code is missing, the stream has branches, or regions overlap."""
     if program.has_branches or library() is None:
         return None
     spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)

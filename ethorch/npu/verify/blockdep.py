@@ -84,7 +84,7 @@ def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
 
 
 def _has_unique_positions(fm: FeatureMap, origin: int, units: Size) -> bool:
-    """Return False if rows or columns of a map overlap or wrap in the layout."""
+    # Rows and columns must not overlap or wrap in the layout.
     size = fm.dtype.itemsize
     for tile in fm.tiles:
         offset = tile.base - origin

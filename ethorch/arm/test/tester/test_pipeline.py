@@ -60,7 +60,7 @@ class PipelineStage:
         self.function(*self.args, **self.kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the positional arguments if any are passed, and add keyword arguments."""
+        """Replace the positional arguments if any are passed, and add or replace keyword arguments."""
         self.args = args or self.args
         self.kwargs |= kwargs
 
@@ -142,7 +142,7 @@ class BasePipeline(Generic[T]):
         return self
 
     def add_stage_after(self, stage_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Self:
-        """Insert a stage that calls ``func`` after the stage ``stage_id``."""
+        """Insert a stage that calls ``func`` after stage ``stage_id``."""
         return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
@@ -432,6 +432,7 @@ class OpNotSupportedPipeline(BasePipeline[T]):
     Args:
         module, test_data: See ``BasePipeline``.
         non_delegated_ops: Expected number of CPU calls for each edge operator.
+        n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
         quantize: Whether to quantize, and use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators that the Ethos-U55 supports.

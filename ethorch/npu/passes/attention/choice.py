@@ -1,4 +1,4 @@
-"""Choose the form of a product."""
+"""Choose the form (piece, taps, block) of a product."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Emitter:
         Args:
             ifm: IFM and its zero point.
             output: Operation with the scale, zero point and activation of the result.
-            streams: Register name without suffix, region, address and bytes of each.
+            streams: Register prefix (e.g. WEIGHT1), region, address and bytes of each stream.
         """
         place, zero_point = ifm
         copied = ("OFM_ZERO_POINT", "ACTIVATION", "ACTIVATION_MIN", "ACTIVATION_MAX", "ACC_FORMAT")
