@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor, each lowered to a single TABLE."""
+"""Chains of pointwise operators on one quantized tensor, each lowered to a table lookup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.lower.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A tensor computed on the CPU."""
+    """A value that is not available on the NPU."""
 
     node: Node
 
@@ -47,7 +47,7 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
     Args:
         env: Lowered values of earlier nodes.
-        shape: Shape of the result and, because a table does not broadcast, of the tensor.
+        shape: Shape of the result. The tensor must have this shape, because a table does not broadcast.
         quantized: Whether a quantize node reads the result.
     """
     if not spec.pointwise:

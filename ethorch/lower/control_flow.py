@@ -33,7 +33,6 @@ class Regions:
         self.b = frame.b
 
     def lower(self, node: Node) -> list[QTensor]:
-        """Lower a ``torch.cond`` or ``while_loop`` node, and return the results."""
         name = "COND_IF" if node.target is torch.ops.higher_order.cond else "WHILE_LOOP"
         refusal = self.b.limits[name].refuse(name, "BOOL", {}, self.b.target) if name in self.b.limits else None
         if refusal:
@@ -48,7 +47,7 @@ class Regions:
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Lower the branches, and return the frames of the branches, the operands, and the results of the first branch."""
+        """Lower the branches, and return their frames, the operands, and the results of the first branch."""
         args: Any = node.args
         parts = subgraphs_of(node)
         condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
@@ -63,7 +62,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Lower the condition and the body, and return the frames of both, the operands, and the loop variables."""
+        """Lower the condition and the body, and return their frames, the operands, and the initial loop variables."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -95,7 +94,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Return the operands for the placeholders at index ``first`` and above, or OnCpu for operands that no subgraph reads."""
+        """Return the operands for placeholders at index ``first`` and above, with OnCpu for operands that no subgraph reads."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]

@@ -1,4 +1,4 @@
-"""Lowering of float tensors, on targets with the TOSA profile FP.
+"""Lowering of float tensors, on targets with TOSA's FP profile.
 
 Quantized operators use integer arithmetic if the target supports it. For all other operators, quantized operands are
 dequantized, composite operators are decomposed, and operators with only constant inputs are folded.
@@ -49,7 +49,7 @@ class Floats:
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with integer arithmetic if operands and result are quantized or integers, and with float arithmetic otherwise."""
+        """Use integer arithmetic for quantized and integer operands and results if possible, and float arithmetic otherwise."""
         operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
             return self.frame.fold(node)
@@ -67,7 +67,7 @@ class Floats:
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands if ``spec.floats`` is not set."""
+        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands. If neither applies, decompose ``node``."""
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
         out = result_of(node)
@@ -100,7 +100,7 @@ class Floats:
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """Return ``x`` as a float tensor if ``x`` is quantized or a chain; return any other value unchanged."""
+        """Dequantize a quantized tensor or float chain; return other values unchanged. Raise Unsupported for OnCpu."""
         x = self.frame.plain(x)
         if isinstance(x, OnCpu):
             raise Unsupported(no_dtype(self.b, f"the input {x.node}", x.node))
@@ -127,7 +127,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert to tensors the constants that a quantizer would quantize."""
+        """Make tensors of the float constants that a quantizer would quantize."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:

@@ -102,7 +102,7 @@ class Frame(ABC):
         env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these for a
             multi-output operator.
         supported: Nodes that can run on the NPU.
-        inside: Nodes of subgraphs that can run on the NPU.
+        inside: Subgraph nodes that can run on the NPU.
     """
 
     def __init__(
@@ -151,7 +151,10 @@ class Frame(ABC):
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return a TOSA input for ``node``, or OnCpu if TOSA cannot represent the tensor. Quantized uint8 is converted to int8."""
+        """Return a TOSA input for ``node``, or OnCpu in a subgraph or if TOSA cannot represent the tensor.
+
+        Quantized uint8 is converted to int8.
+        """
         if self.operands is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
@@ -177,7 +180,7 @@ class Frame(ABC):
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
 
     def fold(self, node: Node) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """Evaluate an operator whose inputs are constants."""
+        """Evaluate an operator that depends only on constants or shapes."""
 
         def tensor(argument: Node) -> torch.Tensor:
             value = self.env[argument]
@@ -198,9 +201,9 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or an operator reads ``node``.
+        """Return the parameters of the quantize nodes that read the first result, or None if they differ or another node reads it.
 
-        The sole reader can be an operator marked ``absorbs``, such as ReLU, followed by quantize nodes.
+        If the only reader is an operator marked ``absorbs``, such as ReLU, return that operator's output parameters.
         """
         qparams: QParams | None = None
         users, carrier = list(node.users), node
@@ -242,7 +245,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node to a TABLE if it reads a chain, or to a requantization if it reads a tensor."""
+        """Lower a quantize node: look up a chain, requantize a tensor, fold a constant, or return a TOSA input."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -256,7 +259,7 @@ class Frame(ABC):
         return self.b.to_qparams(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
-        """Return the integer tensor that a dequantize node reads, or OnCpu if the tensor is not on the NPU."""
+        """Return the quantized tensor that a dequantize node reads, or OnCpu if it is not on the NPU."""
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:

@@ -1,4 +1,4 @@
-"""The placement of operators on the NPU or the CPU, with the reasons for the CPU."""
+"""The placement of operators on the NPU or CPU, with a reason for each CPU operator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Refusal:
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first refusal of each operator and reason as JSON, with the number of equal refusals in ``count``."""
+    """Return the first refusal of each operator and reason, with the number of such refusals as ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
         key = tuple(refusal[name] for name in ("operator", "id", "reason", "remedy"))
@@ -87,7 +87,7 @@ class PartitionReport:
 
     Attributes:
         delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
-        without_kernel: Operators without a CPU kernel in ExecuTorch or in firmware.
+        without_kernel: Operators for which ExecuTorch lacks a suitable desktop or portable kernel.
         executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None.
     """
 
@@ -99,7 +99,7 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """The writer's ``name`` and, if it is ExecuTorch, the ``id``, ``reason`` and ``remedy``. Otherwise, these are empty."""
+        """The writer's ``name``, and why it is ExecuTorch (``id``, ``reason`` and ``remedy``, otherwise empty)."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
@@ -146,7 +146,7 @@ class PartitionReport:
 
 
 def writer_text(writer: Mapping[str, Any]) -> str:
-    """Return why ExecuTorch wrote the program, with the reason's id and remedy, or an empty string if ethorch wrote the program.
+    """Return why ExecuTorch wrote the program, with the reason's id and remedy, or an empty string if ethorch did.
 
     ``writer`` is the value of ``PartitionReport.writer``.
     """

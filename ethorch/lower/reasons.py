@@ -102,8 +102,8 @@ NO_INT32_ACTIVATIONS = Reason(
 
 INT32_OPERAND = Reason(
     "graph.int32_operand",
-    "the operator reads or returns int32 activations, which the NPU supports only in sums, differences, copies and functions "
-    "of int16 tensors",
+    "the operator reads or returns int32 activations, which the NPU supports only in sums, differences and copies, and as results "
+    "of lookup tables",
     "Quantize the operator to int16 (get_symmetric_a16w8_quantization_config).",
 )
 
@@ -151,12 +151,12 @@ WRITTEN_BACK = Reason(
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason for an unsupported tensor. ``role`` names the tensor, e.g. ``the result``."""
+    """Return the reason for an unsupported dtype. ``role`` names the tensor, e.g. ``the result``."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
         "graph.dtype",
-        f"expected {role} to be one of {allowed} on the NPU, got {dtype}",
+        f"expected {role} to have one of the dtypes {allowed}, got {dtype}",
         "Convert the tensor to a supported dtype in the model, or select a target with the TOSA extension for the dtype.",
     )
 
@@ -210,7 +210,7 @@ def no_tensor(node: Node) -> Reason:
 
 DIFFERENT_SCALES = Reason(
     "control_flow.scales",
-    "the branches return a result with different scales, and no quantize operator reads the result",
+    "the branches return a result with different quantization parameters, and no quantize operator reads it",
     "Quantize the model with quantize_with_submodules.",
 )
 

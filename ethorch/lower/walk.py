@@ -74,7 +74,7 @@ class Walk(Frame):
     """A single pass that lowers a graph to TOSA.
 
     Args:
-        graph, constants, builder, refused, operands: See Frame.
+        graph, constants, refused, operands: See Frame.
         strict: Whether to raise refusals instead of collecting them in ``refusals``, and to set the outputs of the TOSA graph.
     """
 
@@ -116,7 +116,7 @@ class Walk(Frame):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def call(self, node: Node) -> None:
-        """Lower one node, or record the reason for its refusal."""
+        """Lower one node. Record a refusal, or raise it if ``strict``."""
         if node in self.refusals:
             if self.operands is not None:
                 raise Unsupported(self.refusals[node])
@@ -176,7 +176,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return a constant if the result is empty, or None. The program must not return an empty result."""
+        """Return an empty constant if the result is empty, or None. Raise Unsupported if the program returns the result."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None

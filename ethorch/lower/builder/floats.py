@@ -1,6 +1,6 @@
 """Float tensors for the formulas of operators that use tables or fixed-point arithmetic if they are quantized.
 
-A formula is evaluated in FP32, like PyTorch's CPU kernels for every float dtype, and its result is rounded once.
+A formula is evaluated in FP32, as in PyTorch's CPU kernels for all float dtypes, and its result is rounded once.
 """
 
 from __future__ import annotations

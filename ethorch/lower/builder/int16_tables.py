@@ -50,12 +50,12 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the entry for each input value, and the distance from it in 1/128 of an interval."""
+        """Return the entry index for each input value, and the distance from the entry in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
     def values(self) -> Codes:
-        """Return the contribution of the TABLE for each input value."""
+        """Return the TABLE's contribution for each input value, in output steps."""
         index, distance = self.places()
         entries = self.entries.astype(np.int64)
         looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * distance
@@ -73,8 +73,9 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
 
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
-        far: Maximum error in output steps.
-        exact: Whether every result must be exact, including jumps. If so, the list is empty if ``MOST`` TABLEs are not enough.
+        far: Maximum error in output steps, unless ``exact``.
+        exact: Whether every result must be within one output step, even at jumps. If more than ``MOST`` TABLEs are needed, the
+            list is then empty.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

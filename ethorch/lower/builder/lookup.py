@@ -26,8 +26,8 @@ class LookupBuilder(OperandBuilder):
         RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
-        If only ``x`` is int8, each value selects an entry of an int16 TABLE exactly. If only the output is int8, the TABLEs have
-        1/128 of the output scale, and their sum is rounded.
+        If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
+        the TABLEs have 1/128 of the output scale, and their sum is rounded.
         """
         source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
@@ -49,7 +49,7 @@ class LookupBuilder(OperandBuilder):
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
-        """Return True if TABLEs can represent ``real`` exactly for an int16 input."""
+        """Return True if TABLEs can represent ``real``, including its jumps, for an int16 input."""
         fine = in_16_bits(out)
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
@@ -78,8 +78,8 @@ class LookupBuilder(OperandBuilder):
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
-        If the target lacks EXT-INT16, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry. Separate
-        TABLEs contain each half of the entries.
+        If the target lacks EXT-INT16, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry. Each
+        half of the entries has its own TABLEs.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))

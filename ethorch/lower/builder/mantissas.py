@@ -37,7 +37,7 @@ class Mantissas:
 
     @staticmethod
     def of(b: Builder, v: Value, base: Literal[2, 4]) -> Mantissas:
-        """Split INT32 ``v`` in 0..2**31 - 1. For base 4 and v = 0, h is 15."""
+        """Split INT32 ``v`` in 0..2**31 - 1 into m and h. For base 4 and v = 0, h is 15."""
         zeros = b.emit("CLZ", v)
         if base == 2:
             exponent = shift = b.emit("SUB", zeros, _constant(b, v, 1))
@@ -59,7 +59,7 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        A RESCALE by 1 to INT32 would make the TABLE return INT32, which takes three operations on U55.
+        Callers must not rescale by 1 to INT32: the TABLE would return INT32, which takes three operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")

@@ -52,7 +52,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Requantize ``x`` with ``out``. If ``out`` is None, return ``x`` unchanged."""
+        """Convert ``x`` to the parameters ``out``. If ``out`` is None, return ``x`` unchanged."""
         if out is None:
             return x
         q = x.qparams
@@ -117,7 +117,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def convert_operand(self, x: Any, out: Result) -> QTensor:
-        """Convert an operand that is copied to the result to the quantization parameters or dtype of the result."""
+        """Convert an operand, e.g. of a concatenation, to the result's quantization parameters or dtype."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"

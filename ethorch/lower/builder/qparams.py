@@ -40,7 +40,6 @@ class QParams:
 
     @property
     def is_float(self) -> bool:
-        """True if ``dtype`` is a float dtype. See ``float_qparams``."""
         return self.dtype in FLOATS
 
     @property
@@ -74,7 +73,7 @@ class QParams:
         return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, dtype=np.int32))
 
     def quantize(self, real: ArrayLike) -> npt.NDArray[Any]:
-        """Return round-half-even(real / scale) + zero_point, clamped. Computes in float32 like PyTorch's fake quantize."""
+        """Return round-half-even(real * (1 / scale)) + zero_point, clamped, computed in float32 like PyTorch's fake quantize."""
         if self.is_float:
             return np.asarray(real)
         inverse = np.float32(1.0) / np.float32(self.step)

@@ -1,4 +1,4 @@
-"""Reductions, such as the variance of a row, and functions of their results in interpolated tables."""
+"""Sums, sums of squares and extremes, and functions of their results in interpolated tables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
 
 
 def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """Move the axes of ``dims`` to the front if the target would otherwise compute one sum for each outer index."""
+    """Move the axes of ``dims`` to the front if the target would otherwise compute separate sums for too many outer indices."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = join_axes(shape, summed)
@@ -81,7 +81,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return the axis to split and the section size with which ``lead_with`` can move axes, or None if no split is needed."""
+    """Return an axis to split and a section size that enable ``lead_with``, or None if a split is not needed or not possible."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -95,7 +95,7 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
 
 
 def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
-    """Apply ``compute`` to ``lead_with(x)``, in the sections of ``cut_before``.
+    """Apply ``compute`` to ``lead_with(x)``, separately for each section if ``cut_before`` returns a split.
 
     Args:
         compute: Function that reduces ``dims`` or preserves every size, and preserves the order of other dimensions.
@@ -138,7 +138,7 @@ def tabulate(
     dtype: str = "INT32",
     from_middle: bool = False,
 ) -> Value:
-    """Return round(function(v) / unit) for INT32 ``v``, clamped near the first and last of ``bounds``.
+    """Return round(function(v) / unit) for INT32 ``v``, with ``v`` clamped near the first and last of ``bounds``.
 
     Each section between two bounds is a TABLE with 511 linear intervals. The section from a to b returns
     f(min(max(v, a), b)) - f(b), and the last section returns f. Bounds move by a step or two so that a and b are entries.
@@ -181,7 +181,7 @@ def tabulate(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
-    A pool reduces height and width, so a last ``axis`` is moved to the front, or a few rows are pooled as maps with one channel.
+    A pool reduces height and width, so an innermost ``axis`` is moved to the front, or a few rows become maps with one channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -248,7 +248,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the largest ``fine`` for ``deviations`` of ``codes`` integer values, if ``count`` deviations are summed."""
+    """Return the largest ``fine`` for ``deviations`` if inputs have ``codes`` possible values and ``count`` are summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -259,7 +259,7 @@ def int32_product(b: Builder, x: Value, y: Value) -> Value:
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127.
 
-    Uses a MUL, because a RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
+    Emit a MUL, because a RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
@@ -297,7 +297,7 @@ def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], code
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """Return the INT32 sum of squares, and the value of its unit. See ``sum_of_products``."""
+    """Return the INT32 sum of (deviation - zp)**2, and the value of its unit. See ``sum_of_products``."""
     factor, second_factor = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
     return sum_of_products(b, factor, second_factor, axes, largest)
 
@@ -364,7 +364,7 @@ def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:
-    """Convert a PyTorch dim argument to a list of non-negative dims."""
+    """Convert a PyTorch dim argument to non-negative dims. None and () mean all dims."""
     dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
     return [d % x.rank for d in dims]
 

@@ -17,7 +17,7 @@ _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return the magnitude at which ``scale`` saturates every result, or None if values up to ``largest`` fit a RESCALE.
+    """Return a magnitude that, multiplied by ``scale``, saturates INT16, or None if values up to ``largest`` fit a RESCALE.
 
     A RESCALE whose result exceeds 32 bits is undefined (TOSA 1.0, apply_scale_32).
     """
@@ -84,7 +84,7 @@ class ScalingBuilder(MovementBuilder):
         """Quantize ``acc * scale`` with ``out``, rounded once and saturated.
 
         Args:
-            largest: Largest magnitude of ``acc``, which is clamped first if the result of the RESCALE can exceed 32 bits.
+            largest: Largest magnitude of ``acc``. If the RESCALE could exceed 32 bits, ``acc`` is clamped first.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
         reach = saturating_reach(largest, max(scales) / out.step)
@@ -96,7 +96,7 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``. Clamps first, because a RESCALE to INT32 does not saturate."""
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, clamped first because a RESCALE to INT32 does not saturate."""
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:

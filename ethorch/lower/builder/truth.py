@@ -46,7 +46,7 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and align them.
 
-    The conversion is exact for equal scales, constants and integers. For different scales, the unit is 2**19 (int8) or 2**14
+    The conversion is exact for equal scales, constants, or two integer operands. Otherwise, the unit is 2**19 (int8) or 2**14
     (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
@@ -136,7 +136,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y with a SELECT, or as c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y with a SELECT or, without BOOL, as c * x + (1 - c) * y, which is exact."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":

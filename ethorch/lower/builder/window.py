@@ -82,7 +82,7 @@ class Window:
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows ends at the end of the padded feature map, as TOSA requires."""
+        """Adjust ``after`` so that the last of ``sizes`` windows (default: all) ends with the padding, as TOSA requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
@@ -91,7 +91,7 @@ class Window:
         return replace(self, after=tuple(after))
 
     def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Return True if all windows along an axis read only padding."""
+        """Return True if, along some axis, all windows read only padding."""
         axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
         return any(
             not any(0 <= place * stride - before + tap * dilation < extent for place in range(count) for tap in range(kernel))

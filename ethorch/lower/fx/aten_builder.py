@@ -23,7 +23,7 @@ INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 
 
 class AtenBuilder:
-    """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts an operator before ``node``.
+    """A builder of nodes that replace ``node``: ``builder(aten.mul.Tensor, x, y)`` inserts an operator before ``node``.
 
     Args:
         model: Graph module in which constants are registered.
@@ -163,7 +163,7 @@ def value_of(node: Any) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of a node's single result. In ``suppress_guards``, a dynamic size is a SymInt."""
+    """Return the shape of a node's single result. Inside ``suppress_guards``, a dynamic size is a SymInt."""
     return tuple(map(_number, node.meta["val"].shape))
 
 

@@ -1,6 +1,6 @@
 """Evaluate constants during torch.export, which by default treats their values as unknown.
 
-Results that depend only on constants become constants, e.g. ``mask.nonzero()`` for a constant mask.
+Data-dependent results of constants become constants, e.g. ``mask.nonzero()`` for a constant mask.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
-    A result whose value or shape is read from constants becomes a constant of the trace. A constant becomes unknown when it is
-    overwritten with an unknown value.
+    A data-dependent result of constants becomes a constant of the trace. A constant becomes unknown when it is overwritten with
+    an unknown value.
 
     Args:
         module: The traced module.

@@ -13,7 +13,7 @@ Shape = Sequence[int]
 
 
 def macs_of_graph(module: GraphModule) -> int:
-    """Count the multiply-accumulates of one call in convolutions, linear layers and matrix products of an exported graph.
+    """Count the multiply-accumulates of the convolutions, linear layers and matrix products in one call of an exported graph.
 
     Both branches of a condition and one iteration of a loop are counted. If a node has no ``meta["val"]``, the shape of its tensor
     or of its first input is used.

@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts an int64 program input, or is a clamp that only such casts read. The CPU runs both."""
+    """Return True if ``node`` casts an int64 program input, or is a clamp of one that only casts read. The CPU runs both."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None

@@ -93,7 +93,7 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
 
 
 def narrow_counters(module: GraphModule) -> set[str]:
-    """Return the int64 buffers that are read only as int32 and written only as casts of int32."""
+    """Return the names of int64 buffers that fit int32, are read only as int32, and are written only with casts from int32."""
     counters = set()
     for name, write in writes_of(module.graph).items():
         tensor = tensor_of(module, write.args[0])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Reduce pool strides above 3, for which Vela emits one operation per result.
 
 - A RESHAPE makes disjoint windows a separate axis.
-- Averages of disjoint squares also require a TRANSPOSE of the windows' rows.
+- Averages of disjoint 2-D windows also require a TRANSPOSE of the windows' rows.
 - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
 
 The last two methods are slower on the NPU, but avoid a compile time that is quadratic in the number of results.

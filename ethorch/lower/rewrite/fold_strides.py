@@ -34,7 +34,6 @@ class _FoldedAxis(NamedTuple):
 
 
 def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
-    """Fold strided CONV2Ds with few input channels if they become faster."""
     for op in r.select("CONV2D"):
         if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
             if isinstance(fold, FoldColumns):

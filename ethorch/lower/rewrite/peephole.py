@@ -64,7 +64,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD with the zero point into the convolution that reads it."""
+    """Merge a PAD whose constant is the zero point into the convolution that reads it."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return

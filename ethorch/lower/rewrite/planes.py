@@ -114,7 +114,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy in which convolutions read inputs of at most ``most`` planes, and the Planes, or ``graph`` if none qualify."""
+    """Return a copy in which convolutions read inputs of up to ``most`` planes, and the Planes, or (graph, ()) if none qualify."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:

@@ -1,4 +1,4 @@
-"""Known bugs of Vela, and the rewrites that avoid them.
+"""Known Vela bugs, and the rewrites that avoid them.
 
 tests/lower/rewrite/vela_bug_graphs.py contains small graphs for each row. Their results must be correct with the row and (in the
 long tests) wrong without it. Remove rows that no supported version of Vela needs. Other code that avoids a bug names the row's
@@ -32,12 +32,13 @@ class VelaBug:
 
     Attributes:
         id: Stable identifier, used in tests and comments.
+        wrong: Description of the bug.
         instead: Rewrite of each matching operator, or a description if other code avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.
         reads: Same as ``of``, ignoring RESHAPEs in between.
-        placement: ``anyhow`` if a CONCAT or PAD must read the result, ``reshaped`` if it must read a RESHAPE of it, or empty.
+        placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (even reshaped), only ``reshaped``, or empty if not.
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided although no test graph reproduces it.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
@@ -146,8 +147,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.broadcast-slice-in-chain",
-        wrong="An elementwise operator that is chained to the preceding operator ignores the offset of a SLICE if the source has "
-        "as many elements as the result, e.g. in x * e[:, 32:48] if e has as many chunks as x has rows.",
+        wrong="An elementwise operator that is chained to the preceding operator ignores the offset of a SLICE of a tensor with "
+        "as many elements as the result, e.g. in x[n, 16] * e[:, 32:48] if e has the shape [1, 16 * n].",
         operators=patterns.TAKING_TWO,
         which=patterns.is_of_broadcast_slice_of_as_many,
         instead=do.copy_slices_of_as_many,
@@ -401,7 +402,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.table-between-transposes",
         wrong="In the INT8 sequence TABLE, TRANSPOSE, TABLE, TRANSPOSE, the second TABLE is lost.",
-        instead="The step ``move tables before moves`` merges the sequence to one TABLE and one TRANSPOSE.",
+        instead="The step ``move tables before moves`` merges the sequence into one TABLE and one TRANSPOSE.",
         operators=("TABLE",),
         families=U85,
     ),
@@ -470,7 +471,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.gather-of-many-rows",
-        wrong="A GATHER of 65,536 or more rows or batches is one transfer, whose counter has 16 bits.",
+        wrong="A GATHER of 65,536 or more rows or batches becomes one transfer, whose counter has only 16 bits.",
         operators=("GATHER",),
         which=patterns.is_of_many_rows,
         instead=do.gather_in_parts,
@@ -479,7 +480,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.scatter-of-many-rows",
-        wrong="A SCATTER of 65,536 or more rows or batches is one transfer, whose counter has 16 bits.",
+        wrong="A SCATTER of 65,536 or more rows or batches becomes one transfer, whose counter has only 16 bits.",
         operators=("SCATTER",),
         which=patterns.is_of_many_rows,
         instead=do.scatter_in_parts,
@@ -607,7 +608,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.transposed-convolution-of-long-result",
         wrong="Vela splits a TRANSPOSE_CONV2D with a stride of 2 and more than 65,536 rows or columns of results. The last "
         "operations do not read any row of the feature map.",
-        instead="``lower.ops.conv_transpose`` computes the phases by convolutions with stride 1.",
+        instead="``lower.ops.conv_transpose`` computes the phases with convolutions of stride 1.",
         operators=("TRANSPOSE_CONV2D",),
         families=U55_U65,
         versions=SINCE_5_2,
@@ -658,7 +659,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.input-in-its-readers-shape",
-        wrong="Vela reports an input that a RESHAPE reads in the shape of the RESHAPE.",
+        wrong="If a RESHAPE reads an input, Vela reports the input in the new shape.",
         instead="``vela.compile`` restores the shape. The bytes are the same.",
         operators=("RESHAPE",),
     ),
@@ -676,7 +677,7 @@ BY_ID: Mapping[str, VelaBug] = {bug.id: bug for bug in VELA_BUGS}
 
 
 def work_around(r: Rewriter, tuning: Tuning) -> None:
-    """Apply the rows for the NPUs of ``tuning``."""
+    """Apply the rewrites in ``VELA_BUGS`` that concern the target of ``tuning``."""
     for bug in VELA_BUGS:
         concerned = bug.concerns(tuning.vela_family) and tuning.vela_small_shram >= bug.small_shram
         if concerned and not isinstance(bug.instead, str):

@@ -68,7 +68,7 @@ def reads(r: Rewriter, value: Value, *names: str) -> bool:
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value`` or, after RESHAPEs, its elements. ``reshaped`` requires a RESHAPE."""
+    """Return True if a CONCAT or PAD reads ``value``, directly or after RESHAPEs. ``reshaped`` requires a RESHAPE."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
@@ -128,7 +128,7 @@ def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
-    """Return True if the weights are constant, an axis is longer than 65,536, and any axis has a dilation."""
+    """Return True if the weights are constant, an axis is longer than 65,536, and a dilation exceeds 1."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
     return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
@@ -151,7 +151,7 @@ def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """Return True if the padding exceeds the NPU's register. Vela divides the padding by a dilation above 2."""
+    """Return True if the padding does not fit the NPU's register. Vela divides the padding by a dilation above 2."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
@@ -401,7 +401,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a SLICE that is reshaped to another last axis, and either last axis is not a multiple of 16."""
+    """Return True if the operand is a SLICE reshaped to another last axis, and one of the two is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -536,7 +536,7 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if the operator runs along the last axis of a sum along rows, or of a value reshaped from [..., extent, 1]."""
+    """Return True if ``op`` runs along the last axis of a sum along rows, a REVERSE, or a value reshaped from [..., extent, 1]."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False

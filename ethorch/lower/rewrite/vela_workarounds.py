@@ -66,7 +66,7 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 
 
 def change_weights(r: Rewriter, op: Op) -> None:
-    """Store the weights with another zero point, which is free.
+    """Store the weights with another zero point, at no cost.
 
     If all zero points are used, columns of zeros widen the kernel.
     """
@@ -304,7 +304,7 @@ def run_along_middle_axis(r: Rewriter, op: Op) -> None:
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """Run the operator and the operators that Vela fuses with it in four axes, or copy the SLICE if outer axes are needed."""
+    """Run the operator and the operators that Vela fuses with it in four axes, or copy the SLICE if outer extents exceed 1."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
