@@ -74,9 +74,9 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 
 
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return the reshape and the permutation that bring stored axes into ``order``, or None if a reshape is sufficient.
+    """Return the shape for a RESHAPE and the perms for a TRANSPOSE to ``order``, or None if a RESHAPE is sufficient.
 
-    The permutation ignores axes of extent 1 and joins adjacent axes.
+    Axes of extent 1 are omitted, and axes that remain adjacent are joined.
     """
     target_order = [axis for axis in order if stored[axis] != 1]
     present = [axis for axis in range(len(stored)) if stored[axis] != 1]
