@@ -54,7 +54,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
     Returns:
         The selected model and its requested size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
-            returned if less than 4 % would be saved.
+            returned if its arena has at most 16 KiB, or less than 4 % would be saved.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 
@@ -100,11 +100,7 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """A file in the user's cache folder that stores the result of a search.
-
-    Args:
-        parts: Values that determine the result.
-    """
+    """A file in the user's cache folder with the result of a search, which ``parts`` determine."""
 
     def __init__(self, *parts: bytes | str):
         digest = hashlib.sha256()
@@ -135,7 +131,7 @@ def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer with the spec's arena setting, unless its flags set the arena size or optimization goal.
+    """Compile a TOSA flatbuffer. Apply ``spec.arena`` unless the flags set the arena size or optimization goal.
 
     Raises:
         VelaError: Vela rejected the graph.

@@ -18,7 +18,7 @@ _CONTROL_FLOW = {"If", "While"}  # Vela's names for COND_IF and WHILE_LOOP
 
 @dataclass(frozen=True)
 class Access:
-    """The traffic of one kind (FeatureMap, Weights, Scales or Lut) to and from one memory."""
+    """The traffic of one kind of data (FeatureMap, Weights, Scales or Lut) to and from one memory."""
 
     read_bytes: int
     written_bytes: int
@@ -36,12 +36,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Performance:
-    """Vela's performance estimate. Cycles are cycles of the NPU core clock.
+    """Vela's performance estimate, in cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: Cycles of computation, and of transfers of weights and tables that do not overlap with it.
+        npu_cycles: Cycles of computation, and of weight and table transfers that do not overlap with it.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
-        cascades, cascaded_ops: Numbers of groups of operations computed in stripes, and of operations in these groups.
+        cascades, cascaded_ops: Number of cascades (groups of operations computed in stripes), and of operations in them.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
@@ -87,7 +87,7 @@ class ScheduledOp:
     """An operation of Vela's schedule and the TOSA operator that it computes.
 
     Attributes:
-        name: Name of the output tensor, which is that of the last operation if several are fused.
+        name: Name of the output tensor, i.e. that of the last fused operation.
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         access_cycles: Access cycles, keyed by memory name.
@@ -135,7 +135,7 @@ class CompiledModel:
 
     @cached_property
     def payload(self) -> DelegatePayload:
-        """The payload for firmware. Raise PayloadError if the payload format cannot represent Vela's output."""
+        """The payload for firmware. Raises PayloadError if the payload format cannot represent Vela's output."""
         return DelegatePayload(self.command_stream, self.constants, self.scratch_bytes, self.inputs, self.outputs)
 
     @cached_property

@@ -136,7 +136,6 @@ def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
 
 
 def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
-    """Restore the declared shapes of inputs and outputs."""
     # This works around ``vela.unread-input``, ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
     return replace(
         model,

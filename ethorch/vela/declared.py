@@ -1,4 +1,4 @@
-"""Read inputs, outputs and properties that trigger Vela bugs from a TOSA flatbuffer, without the TOSA library."""
+"""Read the inputs, the outputs and the trigger of a Vela bug from a TOSA flatbuffer, without the TOSA library."""
 
 from __future__ import annotations
 

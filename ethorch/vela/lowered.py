@@ -1,4 +1,4 @@
-"""Results of the stages that compile a delegate."""
+"""The result of compiling a delegate."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, or ``model`` if no pass changes it or the verifier rejects the result."""
+    """Return the optimized model, or ``model`` if its stream is COP2 or has branches, no pass changes it, or a check fails."""
     passes = spec.stream_passes
     if not passes or model.command_stream[:4] != stream.COP1:
         return model
@@ -62,7 +62,6 @@ def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[st
 
 
 def read_image(model: CompiledModel) -> Image:
-    """Return the memory of a compiled model."""
     sizes = {_SCRATCH: model.scratch_bytes, _STAGING: model.scratch_fast_bytes}
     constants = np.frombuffer(model.constants, np.uint8)
     return Image(constants, {n: size for n, size in sizes.items() if size}, _places(model.inputs), _places(model.outputs))
@@ -73,7 +72,7 @@ def _places(tensors: Sequence[IoTensor]) -> tuple[Place, ...]:
 
 
 def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model. Add the change of the modeled cycles to Vela's estimates."""
+    """Return the optimized model, with the change in modeled cycles added to Vela's estimates."""
     image = optimized.stream.image
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
     origins = _find_origins(optimized)
@@ -102,7 +101,7 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map keys of operations to decoded ones. A new operation maps to the one that it replaces, or to the next."""
+    """Map keys of operations to keys of decoded operations. A new one maps to the one that it replaces, or to the next."""
     decoded = [op.key for op in optimized.before.ops]
     remaining = {op.origin for op in optimized.stream.ops}
     before = dict(pairwise(reversed(decoded)))

@@ -1,4 +1,4 @@
-"""Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
+"""Run each compiled delegate on random inputs, and insert copies if its results differ from those of its TOSA graph.
 
 This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid. Most of them lose the offset or shape of a tensor that
 is not written to memory.
@@ -43,7 +43,7 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if its results match its TOSA graph. Otherwise return a correct delegate with copies.
+    """Return the delegate if its results match its TOSA graph, or a correct delegate without passes or with copies.
 
     A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator cannot load
     it.

@@ -1,4 +1,4 @@
-"""Compare a delegate's results with the TOSA reference, and find the first operator that differs."""
+"""Compare a delegate's results with those of its TOSA graph, and find the first operator that differs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 _FUSED = ("RESCALE", "CLAMP", "TABLE", "RESHAPE", "CAST")  # operators that the NPU fuses into the preceding one
 _ADVICE = (
-    "This is a bug of Vela or of ethorch. Please report it. The setting verify=False (--set verify=false) returns the program "
+    "This is a bug in Vela or ethorch. Please report it. The setting verify=False (--set verify=false) returns the program "
     "unchecked."
 )
 
