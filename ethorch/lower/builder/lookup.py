@@ -135,7 +135,7 @@ def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
 
 
 def fill_nan(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Replace each NaN with the nearest valid entry."""
+    """Replace each NaN with the nearest valid entry, or 0 if there is none."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)

@@ -59,7 +59,7 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        Callers must not rescale by 1 to INT32: the TABLE would return INT32, which takes three operations on U55.
+        A separate RESCALE of the result by 1 to INT32 would make the TABLE return INT32, which takes three operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")

@@ -133,7 +133,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """The quantization parameters. Raises Unsupported for plain integers."""
+        """The quantization parameters. Raises Unsupported if ``q`` is None."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q
@@ -155,7 +155,7 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """The quantization parameters. Raises Unsupported for plain integers."""
+        """The quantization parameters. Raises Unsupported if ``q`` is None."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q

@@ -37,7 +37,7 @@ class Names:
 
 
 class Rewriter:
-    """An editor of ``graph``, whose ``ops`` change only in ``finish``.
+    """An editor of ``graph``. The list ``graph.ops`` changes only in ``finish``.
 
     Args:
         graph: Graph or region, without nested regions.

@@ -267,7 +267,7 @@ def _largest_scale(op: Op) -> float:
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """Return True if the results of a RESCALE to a wider dtype can exceed the narrow dtype.
+    """Return True if Vela may clamp the results of a RESCALE to a wider dtype to the narrow dtype.
 
     Pairs of RESCALEs that Vela fuses with a sum, minimum or maximum are excluded.
     """
