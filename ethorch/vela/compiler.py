@@ -147,12 +147,12 @@ def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
 def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compiled: Sequence[IoTensor]) -> tuple[IoTensor, ...]:
     shapes = [(*[1] * (RANK - len(shape)), *shape) for _, shape in declared]
     if [math.prod(shape) for shape in shapes] != [math.prod(tensor.shape) for tensor in compiled]:
-        names, actual = (name for name, _ in declared), (str(list(tensor.shape)) for tensor in compiled)
+        names, actual = (f"{name} {list(shape)}" for name, shape in declared), (str(list(tensor.shape)) for tensor in compiled)
         raise VelaError(
             f"Vela returned {len(compiled)} of {len(declared)} {kind}s, or reordered them: "
             f"expected {', '.join(names)}, got shapes {', '.join(actual) or '(none)'}. Vela drops "
-            "unused inputs, and outputs of a TRANSPOSE that another TRANSPOSE inverts. Remove them "
-            "from the graph.",
+            "unused inputs, and outputs of a TRANSPOSE that another TRANSPOSE inverts. Remove such "
+            "inputs and outputs from the graph.",
             lost_output=kind == "output",
         )
     return tuple(replace(tensor, shape=shape) for tensor, shape in zip(compiled, shapes, strict=True))
