@@ -141,7 +141,6 @@ class Floats:
     # --- decompositions -----------------------------------------------------------------------------------------------
 
     def decompose(self, node: Node, spec: OpSpec) -> Any:
-        """Decompose ``node`` in a separate graph, and lower the decomposition."""
         module = GraphModule({}, Graph())
         copy = self._copy_node(node, module)
         start = copy.prev

@@ -120,7 +120,6 @@ class PartitionReport:
         return line
 
     def refusal_texts(self) -> list[str]:
-        """Return the sentences for refused operators and missing kernels."""
         return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
 
     @classmethod

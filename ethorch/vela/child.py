@@ -18,7 +18,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """Compile a TOSA flatbuffer in a child process, and exchange data through files."""
+    """Compile a TOSA flatbuffer in a child process. See ``vela.compiler.compile``."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)

@@ -108,13 +108,11 @@ def asinh(x: FloatTensor) -> FloatTensor:
 
 
 def acosh(x: FloatTensor) -> FloatTensor:
-    """Return log(1 + t + sqrt(t) * sqrt(t + 2)), where t = x - 1."""
     t = x - 1
     return (t + t.sqrt() * (t + 2).sqrt()).log1p()
 
 
 def atanh(x: FloatTensor) -> FloatTensor:
-    """Return log(1 + 2 y / (1 - y)) / 2 with the sign of x, where y = |x|."""
     y = x.abs()
     return ((y * 2 / (1 - y)).log1p() * 0.5).copy_sign(x)
 

@@ -82,7 +82,6 @@ class QParams:
         return np.asarray(np.clip(np.nan_to_num(codes), self.qmin, self.qmax), np.int32)
 
     def dequantize(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return (codes - zero_point) * scale."""
         return np.asarray((codes - self.zp) * np.float32(self.step), np.float32)
 
 

@@ -53,7 +53,7 @@ class _Channels:
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Change convolutions and RESCALEs of rearranged channels to read the original channels, if this is estimated to be faster.
+    """Change convolutions and RESCALEs of rearranged channels to read the original channels.
 
     ``most`` is the maximum number of input channels of a convolution that selects channels.
     """

@@ -248,7 +248,6 @@ def parts(graph: Graph) -> Iterator[Part]:
 
 
 def split_rows(r: Rewriter, part: Part, count: int) -> None:
-    """Compute ``part`` in ``count`` bands, and concatenate the bands."""
     end = part.ops[-1]
     at, joined = r.before(end), []
     for band in part.bands(count):
