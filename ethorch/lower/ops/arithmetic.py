@@ -1,6 +1,6 @@
 """Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a table.
 
-Plain integers are computed in int32. If the other operand is quantized, plain integers have scale 1.
+Plain integers are computed in int32. In operations with a quantized operand, they have scale 1 and zero point 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
 
     Operands with equal scales are added exactly. Other operands are scaled so finely that only the final rounding affects the
-    result. Int32 activations are first divided by 4, because the sum of two rounded halves could overflow.
+    result. Int32 activations are first divided by 4, because the sum of two halves, each rounded up, could overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:

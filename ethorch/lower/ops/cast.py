@@ -83,7 +83,7 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype.
 
     - Quantized to integers: rounded towards 0, using a TABLE for int8 and arithmetic for int16.
-    - Integers to quantized: a RESCALE.
+    - Integers or truth values to quantized: rounded, using a RESCALE.
     - Integers to narrower integers: reduced to the low bits, as in PyTorch.
     - Any dtype to truth values: compared with 0.
 

@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. A clamp with constant bounds is free after most operators."""
+"""Maxima, minima and clamps. A clamp is omitted if quantization saturates at its bounds."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
 )
 def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = max(x, 0). TOSA CLAMP, or saturation."""
+    """out = max(x, 0). TOSA CLAMP."""
     return _clamp(b, x, 0.0, math.inf, out)
 
 
 @op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
 def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x, 0), 6). TOSA CLAMP, or saturation."""
+    """out = min(max(x, 0), 6). TOSA CLAMP."""
     return _clamp(b, x, 0.0, 6.0, out)
 
 
@@ -131,7 +131,7 @@ def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
 )
 def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
-    """out = min(max(x, min_val), max_val). TOSA CLAMP, or saturation."""
+    """out = min(max(x, min_val), max_val). TOSA CLAMP."""
     return _clamp(b, x, min_val, max_val, out)
 
 
@@ -159,5 +159,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP, or saturation."""
+    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

@@ -148,7 +148,9 @@ def convolution(
 ) -> QTensor:
     """out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    Computed exactly in int32 (int48 for int16) and rounded once. TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
+    The formula is for stride 1 and dilation 1. Computed exactly in int32 (int48 for int16) and rounded once.
+
+    TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """
     filters = Filters.of(x, w, bias, out.shape[1 - len(w.shape)])
     window = Window.of(filters.codes.shape[2:], stride, padding, dilation)

@@ -18,10 +18,11 @@ _LARGEST_STRIDE = 3
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,H,W] with weights [O,C/G,KH,KW].
 
+    - Windows that read only padding: returns the bias.
     - Stride above 3, one group, no dilation: see ``_patches``.
     - Stride above 3, one group per output channel: uses a divisor of the stride, then selects every n-th result.
     - Several groups of one input channel: uses a DEPTHWISE_CONV2D.
-    - Others: uses a CONV2D of a slice for each group, and a CONCAT, which Vela eliminates.
+    - Others: uses a CONV2D for each group, and a CONCAT, which Vela eliminates.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)

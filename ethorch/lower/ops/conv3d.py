@@ -23,7 +23,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
       padding planes are omitted, unless padding the feature map is cheaper.
     - int8, one input and output channel per group: the results of a DEPTHWISE_CONV2D for each kernel plane are added in INT32.
       (TOSA 1.0 cannot add INT48.)
-    - Others, e.g. above ``MOST_CHANNELS``: the KD planes for each result are copied to the channels of a CONV2D.
+    - Others, e.g. above ``MOST_CHANNELS``: the KD input planes of each result plane become the channels of a CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):

@@ -20,14 +20,14 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW].
+    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW], without padding or dilation.
+
+    Position s*q + r of the result, phase r, depends only on taps k = r (mod s). One convolution with stride 1 computes all phases
+    as s*s times the channels. The phases are then interleaved.
 
     - Several groups of one input and one output channel: a DEPTHWISE_CONV2D computes the phases.
     - One group, stride (2, 2): uses a TRANSPOSE_CONV2D if it is faster on the target.
     - Others: a CONV2D for each group computes the phases, followed by a CONCAT.
-
-    Position s*q + r of the result depends only on taps k = r (mod s). One convolution with stride 1 computes all phases r as s*s
-    times the channels. The phases are then interleaved.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -52,7 +52,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Compute ``conv_transpose`` for weights [C,O/G,KD,KH,KW], using transposed convolutions over two axes.
 
-    Planes s*q + r of the result depend on the same depth taps. For each r, a convolution reads the input planes as channels.
+    All planes s*q + r of the result use the same depth taps. For each r, one convolution reads input planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)

@@ -1,4 +1,4 @@
-"""Running sums and products, and products over a dim."""
+"""Running sums, products and extremes, and products over a dim."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PART = 256
 
 
 def _too_long(b: Builder, extent: int) -> Unsupported:
-    text = f"expected a running sum over at most {_LONGEST_TRIANGLE} elements of more than 8 bits, got {extent}"
+    text = f"expected at most {_LONGEST_TRIANGLE} elements in a running sum of int16 or float values, got {extent}"
     remedy = (
         "Quantize the operator's module to int8, or split the dim into two dims, compute running sums along the last dim, and "
-        "add the running sums of the totals."
+        "add the total of all preceding rows."
     )
     return b.refuse("cumsum.extent", text, remedy)
 
@@ -55,9 +55,9 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``, computed as an exact product with a triangular matrix. TOSA CONV2D.
+    """out[i] = x[0] + ... + x[i] along ``dim``, computed exactly with a triangular matrix and rounded once. TOSA CONV2D.
 
-    More than 2,048 elements of int8 are summed in sections of 256.
+    More than 2,048 elements are summed in sections of 256 for int8, and refused for int16.
     """
     dim %= x.rank
     extent = x.shape[dim]

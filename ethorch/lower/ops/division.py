@@ -51,10 +51,10 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - int8, range of |y| up to 8 times its scale: the reciprocal has 15 bits.
-    - int8, larger range: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
+    - int8, |y| up to 8 times its scale: the reciprocal has 15 bits.
+    - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
     - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
-      is replaced with the smallest positive divisor.
+      is replaced with the scale of y.
 
     A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
@@ -93,7 +93,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) for integer values y. 0 is treated as 1."""
+    """Return INT16 (2**e, 32767 * 2**14 / (d * 2**e)) for d = y - zp, or 1 if this is 0. See ``_divide_in_two_steps`` for e."""
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -205,9 +205,9 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
     bound16=_ONE_INTEGER_16,
 )
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * floor(x / y). The error bound covers a quotient that differs by 1.
+    """out = x - y * floor(x / y).
 
-    For integers, the result of ExecuTorch's CPU kernel has the sign of x instead.
+    For integers, the result of ExecuTorch's CPU kernel has the sign of x, not of y.
     """
     return _remainder(s, x, y, "floor")
 
@@ -221,7 +221,7 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=_ONE_INTEGER_16,
 )
 def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * trunc(x / y). The error bound covers a quotient that differs by 1."""
+    """out = x - y * trunc(x / y)."""
     return _remainder(s, x, y, "trunc")
 
 

@@ -213,8 +213,8 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c] at position (x, y) = grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
-    Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, or twice
-    for int16. A constant grid becomes a linear layer of up to 2**24 weights.
+    Coordinates have up to 11 fractional bits for int8, 14 for int16, and 20 in nearest mode. The result is rounded once, or twice
+    for int16. A constant grid, equal for all n, becomes a linear layer of up to 2**24 weights.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
@@ -288,7 +288,7 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates of each pixel in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
+    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
 
     Products are summed in int32 and rounded once. TOSA MUL, ADD.
     """

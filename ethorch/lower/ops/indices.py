@@ -102,7 +102,7 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
 
 
 def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Merge computed indices of adjacent dims. Return x with merged dims, the merged dim and the index, or None if impossible."""
+    """Merge integer indices of several adjacent dims, unless all are constant. Return (merged x, merged dim, index), or None."""
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:
         return None

@@ -1,4 +1,4 @@
-"""Logic on truth values, with operators of the U85, or with int8 values 0 and 1 on U55 and U65."""
+"""Logic on truth values, using BOOL operators on the U85, and int8 values 0 and 1 on U55 and U65."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Convert to truth values, where nonzero elements are true. If the NPU lacks BOOL, plain INT8 is returned unchanged."""
+    """Convert to truth values: nonzero elements are true. If the NPU lacks BOOL, plain INT8 is already a truth value."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -42,9 +42,9 @@ _TRUTHS = (
 
 
 _LOGICAL = {
-    "and": "TOSA LOGICAL_AND, or MINIMUM.",
-    "or": "TOSA LOGICAL_OR, or MAXIMUM.",
-    "xor": "TOSA LOGICAL_XOR, or SUB and TABLE.",
+    "and": "TOSA LOGICAL_AND, or MINIMUM for int8.",
+    "or": "TOSA LOGICAL_OR, or MAXIMUM for int8.",
+    "xor": "TOSA LOGICAL_XOR, or SUB and TABLE for int8.",
 }
 
 
@@ -75,7 +75,7 @@ for _name in ("and", "or", "xor"):
     samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1)), Sample(Ints(40, low=-2, high=2, dtype="int8"))],
 )
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
-    """out = not x. TOSA LOGICAL_NOT, or TABLE."""
+    """out = not x. TOSA LOGICAL_NOT, or TABLE for int8."""
     x = as_truth(b, x)
     return QTensor(invert_truth(b, x.value), x.dims, None)
 

@@ -97,7 +97,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
     """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], computed exactly in int32 and rounded once. TOSA MATMUL.
 
-    For int16, the product is exact in int48. On an NPU that multiplies only int8, four products of halves are added.
+    For int16, the product is exact in int48. If MATMUL supports only int8, products of the high and low bytes are added instead.
     """
     return _multiply(b, x, y, 1.0, out.qparams)
 
@@ -138,7 +138,7 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    A single matrix on the right is multiplied with all rows in one product. Batches on both sides are expanded for one bmm.
+    If y is a single matrix, one product multiplies all rows of x by it. Otherwise, both batches are expanded for one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -203,7 +203,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor into the bmm that computes ``x``, directly or through views, or return None."""
+    """Fold a positive constant factor into the bmm that computes ``x``, directly or through views. Return None if impossible."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -233,5 +233,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = einsum of the operands, which PyTorch decomposes into permutes, views and bmm."""
+    """out = einsum(equation, operands), which PyTorch decomposes into permutes, views and bmm."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

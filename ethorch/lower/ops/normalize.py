@@ -181,7 +181,7 @@ def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int
 
 
 def _in_two_parts(b: Builder, root: Value, mantissas: Mantissas, bits: int) -> tuple[Value, Value]:
-    """Return INT32 (r, rest) with r + rest / 128 = root / 2**(bits - h)."""
+    """Return INT32 (r, rest) with r + rest / 128 = root / 2**(bits - h), where h is the exponent of ``mantissas``."""
     most = bits - _ROOT_BITS  # of h, for which 128 * r fits 32 bits
     exponent = b.emit("MINIMUM", mantissas.exponent, b.const(np.full((1,) * root.rank, most, np.int32), name="most"))
     both = replace(mantissas, exponent=exponent).multiply(b, root, most)
@@ -255,9 +255,9 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last dims, followed by a batch norm with gamma and beta.
+    """out = (x - mean) / sqrt(var + eps) over the dims of ``shape``, followed by a batch norm with gamma and beta.
 
-    The error bound covers one value in a hundred that PyTorch rounds differently. A large gamma doubles the difference.
+    The error bound covers about one value in a hundred that PyTorch rounds differently. A large gamma doubles the difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 
@@ -293,7 +293,7 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims, followed by a batch norm with gamma.
+    """out = x / sqrt(mean(x**2) + eps) over the dims of ``shape``, followed by a batch norm with gamma.
 
     See ``layer_norm`` for the error bound.
     """
@@ -366,7 +366,7 @@ def instance_norm(
 ) -> Any:
     """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using a layer norm and a batch norm.
 
-    If running statistics are used, only a batch norm is needed.
+    Running statistics require only a batch norm.
     """
     if not use_input_stats:
         return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
@@ -383,7 +383,7 @@ def batch_statistics_norm(
 ) -> list[Node | None]:
     """out = (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
 
-    The other results are not computed. An instance norm becomes this operator in an edge program.
+    The saved mean and reciprocal root are not computed. An instance norm becomes this operator in an edge program.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

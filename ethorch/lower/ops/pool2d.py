@@ -159,9 +159,9 @@ def avg_pool2d(
 ) -> QTensor:
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
-    - A single window that covers the feature map uses ``mean_over``. The error bound includes a second rounding.
+    - A single window that covers the feature map uses ``mean_over``.
     - Included padding becomes a PAD with the zero point.
-    - If the divisor is explicit, padding is included and a RESCALE changes the divisor. int8 averages have 7 fractional bits.
+    - If ``divisor_override`` is set, padding is included, and a RESCALE changes the divisor. int8 averages have 7 fractional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -211,11 +211,11 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over ``size`` windows that divide the feature map: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
+    """out = mean over each adaptive window: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
-    - A single window uses ``mean_over``. The error bound includes a second rounding.
+    - A single window uses ``mean_over``.
     - Uniform windows use one AVG_POOL2D.
-    - Other windows, e.g. 3 windows over 7 elements, use an AVG_POOL2D each, and CONCATs.
+    - Other windows, e.g. 4 windows over 7 elements, use an AVG_POOL2D each, and CONCATs.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

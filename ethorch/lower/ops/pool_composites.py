@@ -67,7 +67,7 @@ def avg_pool1d(
     samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
 )
 def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over windows that divide [N,C,L], pooled as a feature map of height 1."""
+    """out = mean over each adaptive window of [N,C,L], pooled as a feature map of height 1."""
     (count,) = _each(size, 1)
     return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
 
@@ -77,7 +77,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
 )
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over windows that divide the feature map. Not decomposed if the indices are used.
+    """out = maximum over each adaptive window of [N,C,H,W]. Not decomposed if the indices are used.
 
     Uniform windows become one pool. Other windows become a maximum for each row of windows, then for each column.
     """
@@ -98,7 +98,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over windows that divide [N,C,L]. Not decomposed if the indices are used."""
+    """out = maximum over each adaptive window of [N,C,L]. Not decomposed if the indices are used."""
     if _uses_indices(s.node):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
@@ -113,7 +113,7 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W], over each plane and then over depth. Not decomposed if indices are used."""
+    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then depth. Not decomposed if the indices are used."""
     has_indices = s.node.target is not aten.max_pool3d.default
     if has_indices and _uses_indices(s.node):
         return None
@@ -142,9 +142,9 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """out = mean over each window of [N,C,D,H,W], pooled over each plane and then over depth.
+    """out = mean over each window of [N,C,D,H,W], pooled over planes, then depth.
 
-    Not decomposed with ``divisor_override``. The error bound covers two roundings.
+    Not decomposed with ``divisor_override``.
     """
     if divisor_override is not None:
         return None
@@ -164,9 +164,9 @@ def avg_pool3d(
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over windows that divide [N,C,D,H,W], pooled over slabs of depth and then over each plane.
+    """out = mean over each adaptive window of [N,C,D,H,W].
 
-    The error bound covers two roundings.
+    Uniform windows become one pool. Other windows are pooled over depth, then planes.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -186,7 +186,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over windows that divide [N,C,D,H,W]. Not decomposed if the indices are used.
+    """out = maximum over each adaptive window of [N,C,D,H,W]. Not decomposed if the indices are used.
 
     Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
     """

@@ -33,10 +33,10 @@ class QuantRule:
 
     Attributes:
         inputs: Whether float tensor inputs are quantized.
-        only_first: Whether only the first tensor argument is quantized. Others are folded constants or indices.
+        only_first: Whether only the first tensor argument is quantized. Others are constants or indices.
         output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
-        keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the parameters of a
-            separately quantized input.
+        keeps_codes: Whether each result is zero or an input element. The output then shares the input's parameters, unless
+            QAT is used, the operator is absorbed, or a concatenation reads the output.
         layer: Weight, bias and channels, or None for other operators.
         joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
@@ -60,7 +60,7 @@ class QuantRule:
 
     @property
     def fusable(self) -> bool:
-        """True if a clamp after the operator is free."""
+        """True if the operator can absorb a following clamp, whose output is then observed instead."""
         return self.inputs and self.output == "own"
 
 
@@ -76,5 +76,4 @@ UNIT_DOMAIN = QuantRule(domain=(-1.0, 1.0))
 
 
 def fixed_output(low: float, high: float) -> QuantRule:
-    """Return the rule for an output with a fixed real range."""
     return QuantRule(output="fixed", fixed_range=(low, high))

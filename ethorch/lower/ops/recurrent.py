@@ -1,7 +1,7 @@
-"""Recurrent layers, decomposed into linear layers and gates.
+"""Recurrent layers, decomposed into linear layers and gates, which are calibrated.
 
-One product multiplies the inputs of all steps, so that the weights are read once. The gates of a GRU are separate products,
-because a common range costs 1 dB.
+One product multiplies the inputs of all time steps by the weights, which are thus read once. The gates of a GRU use separate
+products, because a common quantization range costs 1 dB.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h, c) of torch.nn.LSTM. Every gate is calibrated."""
+    """out = (output, h, c) of torch.nn.LSTM."""
     return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 
@@ -191,7 +191,7 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.GRU. Every gate is calibrated."""
+    """out = (output, h) of torch.nn.GRU."""
     return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
 
 
@@ -253,7 +253,7 @@ def _step(
 def lstm_cell(
     s: AtenBuilder, x: Node, hx: Sequence[Node], w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = (h, c) of torch.nn.LSTMCell. Every gate is calibrated."""
+    """out = (h, c) of torch.nn.LSTMCell."""
     return _step(s, _lstm_cell, x, list(hx), [w_ih, w_hh, b_ih, b_hh])
 
 
@@ -266,7 +266,7 @@ def lstm_cell(
     ],
 )
 def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
-    """out = h of torch.nn.GRUCell. Every gate is calibrated."""
+    """out = h of torch.nn.GRUCell."""
     states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
     return states and states[0]
 

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by multiplying with a matrix (a resized identity) or selecting rows along each dim."""
+"""Resizes without RESIZE, which multiply by a matrix (a resized identity) or select rows along each dim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) 
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize float32[N, extent] to float32[N, size] as ``axis`` of ``dims`` axes."""
+    """Resize float32[N, extent] to float32[N, size] along ``axis`` of ``dims`` spatial axes."""
     # PyTorch 2.13's antialiased kernels require an extent of 2 along the other axes.
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)

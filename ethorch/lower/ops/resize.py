@@ -51,12 +51,12 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if ``size`` was rounded down, so that PyTorch reads at i / scale, or None."""
+    """Return ``scale`` if ``size`` is neither extent nor extent * scale, so that PyTorch reads at i / scale, or None otherwise."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """Return x[..., floor(i * H / size0), floor(j * W / size1)].
+    """Return x[..., floor(i * H / size[0]), floor(j * W / size[1])].
 
     Integer factors become a RESIZE or TILEs. Other factors, and ``scales`` that differ from the ratio of the sizes, select rows
     and then columns.
@@ -136,7 +136,7 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: nearest, then a mean over f (odd f) or f + 1 (even f) neighbors, rounded once."""
+    """Resize bilinearly by integer factors f: repeat elements and average f (odd f) or f + 1 (even f) neighbors, rounded once."""
     # If f is even, the first and the last neighbor have half the weight.
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -212,11 +212,11 @@ def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """Resize x[..., H, W] bilinearly to ``size`` by the first method that applies.
+    """Resize x[..., H, W] bilinearly to ``size``, using the first method that applies.
 
     - A single row or column is repeated, because Vela does not support a RESIZE of it.
     - A scale that TOSA and the target support becomes a RESIZE.
-    - Integer factors use ``_by_boxes``.
+    - Integer factors without ``align`` use ``_by_boxes``.
     - Other factors become a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
@@ -253,7 +253,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
 
-    Rounded once, or twice if computed as products with matrices. The error bound covers this.
+    Rounded once, or several times if computed as products with matrices.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
@@ -274,7 +274,10 @@ def upsample_linear1d_of_floats(
     samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True), Sample(I8(2, 3, 9), [15], False, 1.7)],
 )
 def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
-    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA CONV2D, DEPTHWISE_CONV2D."""
+    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL]. TOSA CONV2D, DEPTHWISE_CONV2D.
+
+    Rounded once, or twice for some sizes in int16.
+    """
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     target = (1, out.shape[-1])
     return b.to_qparams(b.view(_linear(b, flat, target, align_corners, scales), out.shape), out.q)

@@ -1,7 +1,6 @@
 """Rounding to integers, and remainders.
 
-int8 uses a table. int16 uses thresholds between input values if they separate the integers. Otherwise, it uses tables that
-represent each jump.
+int8 uses a table. int16 uses a ``Threshold`` if the results match PyTorch, and tables that represent each jump otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Threshold:
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """Return int64[65536], the integer for each int16 value (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536], the integer for each int16 value with scale ``step`` (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
@@ -91,7 +90,7 @@ def _nearest(half: float, slack: int) -> Threshold:
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
     """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any result differs from PyTorch.
 
-    A value that is an integer within float32 rounding may be rounded to either side.
+    A value within float32 rounding of an integer may be rounded to either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step
@@ -216,10 +215,7 @@ def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Insert x - y * (x / y, rounded) for integers of at most 32 bits, or return None.
-
-    For ``floor``, the result of ExecuTorch's CPU kernel has the sign of x instead.
-    """
+    """Insert x - y * (x / y, rounded) for integers of at most 32 bits, or return None."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None

@@ -65,7 +65,7 @@ class W:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator for tests and documentation. Tensors are represented by I8, Ints, Bools and W."""
+    """A call of an operator for tests and documentation. I8, Ints, Bools and W represent random tensors."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

@@ -136,7 +136,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Decompose an index_put into x (empty index), a sum (``accumulate``), a where (mask, one value) or an index_put of one index.
+    """Decompose an index_put into x (empty index), a sum (``accumulate``), a where (mask, one value) or index_put of one index.
 
     Indexed dims that are not adjacent are first moved to the front. Computed indices of several rows require SCATTER.
     """
@@ -222,7 +222,7 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     """out = x with values at x[indices]. Lowered for a single index.
 
     - A constant index uses slices and a CONCAT.
-    - One computed row, e.g. of a cache, uses TOSA SELECT, because Vela estimates a memory burst per element of a SCATTER.
+    - One computed row, e.g. of a cache, is lowered like ``where``, because Vela estimates a memory burst per element of a SCATTER.
     - Several computed rows, which must be distinct, use SCATTER.
     - For accumulated values, see ``accumulate_at_indices``.
     """

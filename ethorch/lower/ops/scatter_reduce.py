@@ -23,7 +23,7 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of x, an index int[n] for this dim, and the n indexed rows of ``source``."""
+    """Return x or flattened x, a dim of it, an index int[n] for this dim, and the n rows of ``source`` to combine there."""
     # An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
@@ -61,10 +61,7 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """x[index[i, j], j] += source[i, j] for dim 0. Repeated indices accumulate.
-
-    The int16 error bound covers the rounding of a matrix product.
-    """
+    """x[index[i, j], j] += source[i, j] for dim 0. Repeated indices accumulate."""
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
 
@@ -91,10 +88,9 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = sum, mean or extreme of ``source`` at each position in ``index``, including x if ``include_self``, and x elsewhere.
+    """out = sum, mean, amax or amin of ``source`` at each position in ``index``, including x if ``include_self``, and x elsewhere.
 
-    A computed index supports only sums with ``include_self``. The int16 error bound covers the rounding of a matrix product, a sum
-    and a division.
+    A computed index supports only sums with ``include_self``.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))

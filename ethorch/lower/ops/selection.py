@@ -21,7 +21,7 @@ from ethorch.tosa.layout import contiguous
 
 
 def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
-    """Rescale an operand of SELECT by an ADD of 0. See ``vela.rescale-in-select``."""
+    """Rescale an operand of SELECT by adding 0, to avoid the Vela bug ``vela.rescale-in-select``."""
     if not native(b) or not isinstance(x, QTensor) or x.is_integer:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
@@ -91,7 +91,7 @@ def _fill_rule(node: Any) -> QuantRule:
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
     """out = mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
-    With a constant mask, a value at the low end of the range becomes one ADD of a constant.
+    With a constant mask and the lowest value of the range, the operator becomes one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):

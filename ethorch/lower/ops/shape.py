@@ -76,7 +76,7 @@ def pixel_unshuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
     samples=[Sample(I8(1, 6, 4, 4), 2)],
 )
 def channel_shuffle(s: AtenBuilder, x: Node, groups: int) -> Any:
-    """out[n,k*G+g] = x[n,g*K+k]: channels [G, K] of x become channels [K, G]."""
+    """out[n,k*G+g] = x[n,g*K+k] for G groups of K channels."""
     n, c, *rest = shape_of(x)
     parts = s(aten.reshape.default, x, [n, groups, c // groups, *rest])
     return s(aten.reshape.default, s(aten.transpose.int, parts, 1, 2), [n, c, *rest])
@@ -131,7 +131,7 @@ def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
     samples=[Sample(I8(2, 3, 4, 5), [0, 2, 3, 1]), Sample(I8(4, 6), [1, 0]), Sample(I8(1, 4, 6), [0, -1, 1])],
 )
 def permute(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x with dims in the order ``dims``. Data moves only if an operator requires another order."""
+    """out = x with dims in the order ``dims``. Data moves only if a later operator requires it."""
     return b.to_qparams(b.permute(x, [dim % x.rank for dim in dims]), out.q)
 
 

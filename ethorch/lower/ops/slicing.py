@@ -82,7 +82,7 @@ def _sizes(extent: int, size: int) -> list[int]:
     samples=[Sample(I8(1, 7, 4, 3), 3, 1), Sample(I8(4, 6), 2, -1)],
 )
 def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> Any:
-    """out = slices of x along ``dim``, which can have different scales."""
+    """out = slices of x along ``dim``, each with its own scale."""
     extent = shape_of(x)[dim]
     slices, start = [], 0
     for size in _sizes(extent, sizes) if isinstance(sizes, int) else sizes:
@@ -191,7 +191,8 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, the last value is used.
 
-    Emits slices and a CONCAT. To avoid too many slices, evenly spaced positions become a fold, and others a GATHER.
+    Emits slices and a CONCAT. To avoid too many slices, evenly spaced positions are written in a folded view, and others use a
+    GATHER.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]

@@ -171,7 +171,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)). The sum is computed as in softmax."""
+    """out = x - max - log(sum over ``dim`` of exp(x - max))."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -213,7 +213,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log(sum over ``dim`` of exp(x)). The sum is computed as in softmax."""
+    """out = log(sum over ``dim`` of exp(x))."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

@@ -1,4 +1,4 @@
-"""Sorting, ranks and positions among boundaries. Unsupported sizes become a topk on the CPU."""
+"""Sorts, medians, quantiles and bucketize. A sort of more than 16 elements becomes a topk on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_COMPARISONS = 1 << 24
 
 
 def comparisons(count: int) -> Iterator[tuple[int, int]]:
-    """Iterate over the compare-exchange pairs that sort ``count`` values, in Batcher's odd-even merge sort."""
+    """Iterate over the pairs that Batcher's odd-even merge sort of ``count`` values compares and exchanges."""
     run = 1
     while run < count:
         distance = run
@@ -121,7 +121,7 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
     """out = k-th smallest value along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    More than 16 elements, or a used index, require a topk on the CPU.
+    See ``sort`` for the limits.
     """
     (ranked,) = _select_ranks(b, x, dim, [k - 1])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
@@ -140,7 +140,7 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
     samples=[Sample(I8(2, 3, 9), -1), Sample(I8(4, 6, 5), 1, True), Sample(Ints(4, 7), 0)],
 )
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = median of x along ``dim``, the lower median for an even number. See ``kthvalue``. TOSA MINIMUM, MAXIMUM."""
+    """out = median of x along ``dim``, or the lower of two middle elements. See ``sort``. TOSA MINIMUM, MAXIMUM."""
     (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
 
@@ -149,7 +149,7 @@ def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Resu
     "aten.median.default", "aten.nanmedian.default", decomposes_integers=True, samples=[Sample(I8(3, 5)), Sample(Ints(2, 7))]
 )
 def median_all(s: AtenBuilder, x: Node) -> Any:
-    """out = median of all elements of x."""
+    """out = median of all elements of x. See ``median``."""
     flat = s(aten.reshape.default, x, [math.prod(shape_of(x))])
     return s.results(aten.median.dim, flat, 0)[0]
 
@@ -173,7 +173,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = quantile ``q`` of x along ``dim``, a sorted value or an interpolation between two sorted values."""
+    """out = quantile ``q`` of x along ``dim``: a sorted value, or an interpolation between two sorted values. See ``sort``."""
     shape = list(shape_of(x))
     reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
@@ -265,7 +265,7 @@ def searchsorted(
     s: AtenBuilder, boundaries: Node, x: Node, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
 ) -> Any:  # fmt: skip
-    """out = number of boundaries that are less than x (or at most x, if ``right``). See ``bucketize``."""
+    """out = number of boundaries that are less than x (or at most x, if ``right``). ``sorter`` must be None. See ``bucketize``."""
     if sorter is not None:
         return None
     right = right or side == "right"

@@ -57,8 +57,9 @@ class OpSpec:
             AtenBuilder ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
         decomposes_integers: Whether ``decompose`` is also called for integer results.
         adapters: For each other ATen name, a function that converts the arguments to canonical arguments.
-        absorbs: Whether the operator, e.g. a clamp, is free after an operator with an observed output.
-        pointwise: Whether each output element depends on one element of each input. A chain on one input becomes one TABLE.
+        absorbs: Whether the preceding operator can absorb this operator, e.g. a clamp, at no cost. See ``QuantRule.fusable``.
+        pointwise: Whether each output element depends on one element of each input. A chain of such operators on one quantized
+            tensor becomes one TABLE.
         moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
         steps: Whether the function jumps, so that an int16 table must not be interpolated.
@@ -255,10 +256,10 @@ def table_op(
     lower: Callable[..., Any] | None = None,
     decompose: Callable[..., Any] | None = None,
 ) -> OpSpec:
-    """Register an operator on one tensor as a lookup table, computed by running the operator.
+    """Register an operator on one tensor as a lookup table, computed by running the operator. See OpSpec for other arguments.
 
     Args:
-        floats: TOSA operator for floats, or a formula of a FloatTensor and the remaining arguments.
+        floats: TOSA operator for floats, or a function of a FloatTensor and the remaining arguments.
         lower: Lowering of int16 inputs if the function jumps or consists of a few exact operators.
         low, high: Range of the sample inputs.
         calls: Arguments or keywords after the tensor, one entry for each sample.

@@ -84,7 +84,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), computed in int32 and then rounded."""
+    """out = sum of (x - mean)**2 over the N elements of ``dim`` / (N - correction), computed in int32 and then rounded."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -111,7 +111,7 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
+    """out = square root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
 
     The error bound for int16 is larger because the tables have 15 bits.
     """
@@ -127,8 +127,13 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
-    remedy = "Use x.abs().pow(order).sum(dim).pow(1 / order)."
-    return None if ord == 2 else Reason("vector_norm.order", f"expected order 1, 2 or infinity, got {ord}", remedy)
+    if ord == 2:
+        return None
+    return Reason(
+        "vector_norm.order",
+        f"expected order 2, or 1 or infinity with EthosUQuantizer, got {ord}",
+        "Use x.abs().pow(order).sum(dim).pow(1 / order).",
+    )
 
 
 def decompose_vector_norm(
@@ -177,9 +182,9 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """out = root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
+    """out = square root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
 
-    Orders 1 and infinity are decomposed. The error bound for int16 is larger because the tables have 15 bits.
+    Orders 1 and infinity are decomposed. See ``std`` for the error bound.
     """
     dims, step = all_dims(x, dim), x.qparams.step
 
@@ -206,10 +211,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """out = sum of x * y over ``dim`` / (norm of x * norm of y), computed as the mean of a product of two RMS norms.
-
-    The error bound covers three roundings.
-    """
+    """out = sum of x * y over ``dim`` / (norm of x * norm of y), computed as the mean of a product of two RMS norms."""
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))
     width = shape[dim]

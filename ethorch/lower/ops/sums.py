@@ -28,9 +28,9 @@ _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """Return factor * sum of x over ``dims``, computed exactly in int32 and rounded once. Reduced dims have size 1.
+    """Return factor * sum of x over ``dims``, exact in int32 and rounded once, or in FP32 for floats. Reduced dims have size 1.
 
-    If the sum can exceed int32, e.g. for 65536 elements of int16, partial sums are added without their lowest bits.
+    If the sum can exceed int32, e.g. for 65536 elements of int16, partial sums are rounded to fewer bits before they are added.
     """
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
@@ -72,13 +72,13 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
-    """Return factor * mean of x over ``dims``, by the first method that applies. Reduced dims have size 1.
+    """Return factor * mean of x over ``dims``, using the first method that applies. Reduced dims have size 1.
 
-    Methods for a feature map of up to 256 x 256:
+    Methods if ``dims`` are the height and width of a feature map of up to 256 x 256:
 
-    - ``_average_sums``: int8, if the quantization parameters of the result and x differ. The map must also be large, or the
-      target must prefer AVG_POOL2D and the result must have the finer scale.
-    - AVG_POOL2D: if the quantization parameters are equal.
+    - ``_average_sums``: int8, if the quantization parameters of ``out`` and x differ. The map must also have at least 100
+      positions, or the target must prefer AVG_POOL2D and ``out`` must have the finer scale.
+    - AVG_POOL2D: if the quantization parameters are equal and ``factor`` is 1.
     - AVG_POOL2D and RESCALE, which round twice: int8, if the target prefers AVG_POOL2D.
 
     Other means use ``sum_over``, which rounds once.
@@ -153,10 +153,9 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     ],
 )
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``. The sum is exact, and the mean is rounded once.
+    """out = mean of x over ``dim``, usually from an exact sum that is rounded once. TOSA REDUCE_SUM, AVG_POOL2D.
 
-    The mean of a large feature map is first rounded to an eighth of a step. The error bound covers targets that prefer AVG_POOL2D,
-    which first round the mean of a small feature map to the step of x, unless the output step is finer.
+    int8 means of feature maps can be rounded twice. See ``mean_over``.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
 
@@ -180,7 +179,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``, computed exactly in int32 and rounded once. Plain integers become int32. TOSA REDUCE_SUM."""
+    """out = sum of x over ``dim``, rounded once if it fits int32. Plain integers are summed in int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:

@@ -107,7 +107,7 @@ table_op(
 )
 table_op(
     "aten.softshrink.default",
-    doc="x moved towards 0 by lambd",
+    doc="x moved towards 0 by lambd, or 0 if |x| <= lambd",
     calls=[(), (1.0,)],
     bound16=2,
     floats=lambda x, lambd=0.5: x - x.clamp(-lambd, lambd),
@@ -121,7 +121,7 @@ table_op(
 )
 table_op(
     "aten.rrelu.default",
-    doc="in eval mode, x, or x * (lower + upper) / 2 if x < 0",
+    doc="x, or x * (lower + upper) / 2 if x < 0 (eval mode)",
     floats=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
 )
 

@@ -68,13 +68,12 @@ class Filters:
         return self.requantize(b, b.const(np.broadcast_to(bias.data, shape).copy(), bias.dtype, name="bias"), out)
 
     def requantize(self, b: Builder, acc: Value, out: QParams) -> Value:
-        """Convert the accumulator to the quantization parameters ``out``."""
         return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)
 
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve an NHWC value with weights [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of more than ``MOST_PLACES`` positions is reshaped to one row.
+        A 1x1 convolution of a batch with more than ``MOST_PLACES`` positions is reshaped to one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -154,7 +153,7 @@ def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
 
 
 def weight_array(w: QTensor) -> npt.NDArray[Any]:
-    """Return a constant weight in PyTorch's dimension order, without copying."""
+    """Return a constant weight in PyTorch's dimension order."""
     data = w.value.data
     assert data is not None
     order = [axis for axes in w.dims for axis in axes]
