@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator. Return a list as a tuple, and only the first result of a tuple. A single int64 tensor becomes int32."""
+        """Call the operator. Return a list as a tuple, and only the first element of a tuple. A single int64 becomes int32."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:
