@@ -3,7 +3,7 @@
 ``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--calibration 8] [--machine 2] [--improved]
 [--baseline FILE] [--json]``
 
-Each implementation quantizes each network in a process of its own, once per seed. A seed draws new weights, calibration inputs
+Each implementation quantizes each network in a separate process, once per seed. A seed draws new weights, calibration inputs
 and test inputs. SQNR pools the noise of all test inputs of a seed. The table shows the mean over the seeds and the standard error
 of the difference. Use six seeds or more: with three draws of eight inputs, a range can look 4 dB better and be 6 dB worse.
 

@@ -2,8 +2,8 @@
 
 ``python -m bench.cycles --impl ethorch|arm [--models NAMES] [--targets NAMES] [--streams FOLDER] [--worst N]``
 
-Vela compiles each network's graphs once more with its database on. It excludes later changes by ethorch.
-``--streams`` stores Vela's results, so that another run takes seconds. One implementation per process.
+Vela compiles each network's graphs again with its database enabled. Later changes by ethorch are not included. ``--streams`` stores
+Vela's results, so that another run takes seconds. A process measures one implementation.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def close_share(self) -> float:
-        """Share of operators within the tolerance."""
+        """The share of operators within the tolerance."""
         return sum(row.is_close for row in self.rows) / len(self.rows)
 
     def __add__(self, other: Comparison) -> Comparison:
@@ -130,13 +130,13 @@ def compile_streams(impl: str, model: str, target: str) -> list[VelaStream]:
 
 
 def read_result(raw: Any) -> VelaStream:
-    """Return the stream of Vela's result, which was compiled with the database on."""
+    """Return the stream of Vela's result, which was compiled with the database enabled."""
     tables = {name: (list(table.header), [list(row) for row in table.data]) for name, table in raw.opt_database.tables.items()}
     return VelaStream(bytes(raw.command_stream), tables, raw.perf_report.totalCycles)
 
 
 def load_streams(impl: str, model: str, target: str, folder: Path | None) -> list[VelaStream]:
-    """Return Vela's streams, from a folder of earlier results if they are there."""
+    """Return Vela's streams, read from the folder of earlier results if it contains them."""
     path = folder / f"{impl}-{model}-{target}.pickle" if folder else None
     if path and path.exists():
         return [VelaStream(*fields) for fields in pickle.loads(path.read_bytes())]

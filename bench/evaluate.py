@@ -3,7 +3,7 @@
 ``python -m bench.evaluate [--images 1000] [--target T] [--json]``
 
 The images are in memory, ExecuTorch's runtime is imported, and the program is loaded before the measurement. The first run
-evaluates only the simulated NPU. The second run adds the float and the fake-quantized model in PyTorch.
+evaluates only the simulated NPU. The second run adds the float model, and the third also the fake-quantized model, in PyTorch.
 """
 
 from __future__ import annotations

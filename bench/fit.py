@@ -229,7 +229,7 @@ def _of_arm(model: str, target: str) -> tuple[int, int]:
 
 
 def _laid(user: UserModel, plain: Settings, cycles: int) -> int:
-    """``cycles``, or those with channels last where inputs or outputs have channels and that is faster."""
+    """Return the cycles with channels-last inputs and outputs if they have channels and this is faster, or ``cycles``."""
     tensors = (*user.example_inputs, *torch.utils._pytree.tree_leaves(user.module(*user.example_inputs)))
     if not any(x.dim() in (4, 5) for x in tensors):
         return cycles

@@ -2,9 +2,9 @@
 
 ``python -m bench.floors [--models a,b] [--targets t,u] [--json]``
 
-All figures derive from Vela's figures of each operation. Vela estimates an operation as the longer of computing and reading. A
-network needs at least the cycles of all its computing, and those of reading all its weights once; the larger is the lower bound.
-Products are the cycles of a fully used array of multipliers.
+All figures derive from Vela's figures for each operation. Vela estimates an operation as the longer of computing and reading. The
+lower bound of a network is the larger of two sums: the cycles of all computing, and the cycles of reading all weights once.
+Products are the cycles of a fully used multiplier array.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Floors:
 
     @property
     def reachable(self) -> int:
-        """With weights that are always there in time."""
+        """The lower bound: the cycles if weights are always available in time."""
         return max(self.npu, self.weights)
 
 

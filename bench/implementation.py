@@ -1,8 +1,8 @@
-"""Measure one network in one implementation, in a process of its own.
+"""Measure one network in one implementation, in a separate process.
 
 ``python -m bench.implementation --impl ethorch|arm --model NAME --target T --json``
 
-The code is that of an Ethos-U user. Only the import lines differ between the implementations. They never share a process because
+The code is that of a typical user; only the import lines differ between the implementations. They never share a process because
 both backends are named ``EthosUBackend``, and ExecuTorch finds a backend by its class name.
 
 Times are CPU seconds of this process (`time.process_time`) with one torch thread, so that other load has little effect. Vela's
@@ -41,13 +41,13 @@ MEMORY: dict[str, tuple[str, str]] = {
 
 
 def memory_for(target: str) -> tuple[str, str]:
-    """(system config, memory mode) that benchmarks use for a target."""
+    """Return the system config and the memory mode that benchmarks use for a target."""
     return MEMORY["-".join(target.split("-")[:2])]
 
 
 @dataclass(frozen=True)
 class Api:
-    """The five names in which the two implementations differ."""
+    """The five names that the user imports from an implementation."""
 
     EthosUCompileSpec: Any
     EthosUPartitioner: Any
@@ -75,7 +75,7 @@ _MODULES = {
 
 
 def load_api(impl: str) -> Api:
-    """Import one implementation; raise an error if the process has imported the other."""
+    """Import one implementation. Raise RuntimeError if the process has imported the other."""
     for other, modules in _MODULES.items():
         if other != impl and modules["EthosUBackend"] in sys.modules:
             raise RuntimeError(f"{other} is in this process already; run {impl} in a process of its own")
@@ -96,7 +96,7 @@ class VelaRun:
     report: dict[str, Any]
 
     def compile_with_database(self) -> Any:
-        """Vela's result of the same call, once more and with its database on."""
+        """Repeat the call with Vela's database enabled, and return the result."""
         from ethosu import regor
 
         options = self.options
@@ -105,7 +105,7 @@ class VelaRun:
         return regor.compile(self.accelerator, self.tosa, "TOSA", self.system_config, options=options, verbose=False)
 
     def operator_rows(self) -> list[dict[str, str]]:
-        """Vela's estimate per scheduled operator, in stream order; compiles once more, with its database on."""
+        """Compile again with Vela's database enabled, and return the estimates per scheduled operator, in stream order."""
         tables = self.compile_with_database().opt_database.tables
         source = {row[0]: dict(zip(tables["source"].header, row, strict=False)) for row in tables["source"].data}
         rows = []
@@ -124,7 +124,7 @@ class VelaRun:
 
 
 def _report(compiled: Any) -> dict[str, Any]:
-    """Vela's performance report as plain data; memory in bytes, cycles of the NPU's clock."""
+    """Return Vela's performance report as plain data, in bytes and NPU clock cycles."""
     report = compiled.perf_report
     memories = {
         str(name): {"peak_bytes": memory.peakUsage, "access_cycles": memory.totalAccessCycles}
@@ -147,7 +147,7 @@ def _report(compiled: Any) -> dict[str, Any]:
 
 
 class Recorder:
-    """Watches Vela and one backend's ``preprocess`` from outside."""
+    """A recorder of the calls of Vela and of one backend's ``preprocess``."""
 
     def __init__(self) -> None:
         self.preprocess_seconds = 0.0
@@ -194,7 +194,7 @@ class Recorder:
 
 @dataclass
 class Steps:
-    """CPU seconds and the process' peak memory after each step."""
+    """The CPU seconds of each step, and the peak memory of the process after it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
@@ -231,12 +231,12 @@ def convert_in_steps(
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process so far."""
+    """Return the peak resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def flat(outputs: Any) -> Any:
-    """All outputs of a model as one vector."""
+    """Return all outputs of a model as one vector."""
     import torch
 
     return torch.cat([x.flatten() for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)])
@@ -257,7 +257,7 @@ BOUNDARY = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channe
 
 
 def _cpu_operators(edge: Any) -> tuple[list[str], int]:
-    """(operators left on the CPU as "name: target", number of quantize/dequantize nodes among the rest)."""
+    """Return the CPU operators as "name: target", and the number of quantize and dequantize nodes, which they exclude."""
     left, boundary = [], 0
     for node in edge.exported_program().graph.nodes:
         target = str(getattr(node.target, "_op", node.target))  # an edge operator's own str() is a whole schema

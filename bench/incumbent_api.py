@@ -2,7 +2,7 @@
 
 ``python -m bench.incumbent_api [--folders public_api_bc,quantizer,misc] [--files test_set]`` copies the installed tests to a
 temporary folder and redirects imports to ``ethorch.testing``, ``ethorch.arm`` and its modules. It runs each file with pytest in a
-process of its own, and prints a table. The exit status is 1 if ``REASONS`` does not explain a failure.
+separate process, and prints a table. The exit status is 1 if ``REASONS`` does not explain a failure.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def substitute(source: str) -> tuple[str, list[str]]:
 
 
 def overlay(module: ModuleType, counterpart: str) -> SimpleNamespace:
-    """Return the names of a module of the Arm backend, with those that its counterpart in ethorch has from there."""
+    """Return the names of a module of the Arm backend, with those of its counterpart in ethorch replaced."""
     own = importlib.import_module(counterpart)
     return SimpleNamespace(**vars(module) | {name: getattr(own, name) for name in getattr(own, "__all__", ())})
 
@@ -179,7 +179,7 @@ def rows(outcomes: dict[str, Outcome]) -> Iterator[str]:
 
 
 def reason_of(file: str, test: str) -> str:
-    """Return why a test cannot pass with ethorch's names; empty if ``REASONS`` has nothing about it."""
+    """Return the reason why a test cannot pass with ethorch's names, or "" if ``REASONS`` contains none."""
     return next((reason for prefix, reason in REASONS.items() if f"{file}::{test}".startswith(prefix)), "")
 
 

@@ -1,7 +1,7 @@
 """Use the names of ExecuTorch's Arm backend: test pipelines, uint8 inputs and outputs, and the backend's name.
 
-``python examples/arm_backend.py`` tests a convolution on three targets, compiles it with uint8 inputs and outputs by calls of
-ExecuTorch, and prints the delegates that ethorch compiled.
+``python examples/arm_backend.py`` tests a convolution with four pipelines, compiles it with uint8 inputs and outputs through
+ExecuTorch's API, and prints the number of delegates that ethorch compiled.
 """
 
 import torch

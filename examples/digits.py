@@ -87,7 +87,7 @@ def load_digits(seed: int) -> Digits:
 
 
 class Progress:
-    """A recorder for the seconds of each step. It shows the current step on stderr if stderr is a terminal."""
+    """A recorder of the seconds of each step, which displays the current step if stderr is a terminal."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

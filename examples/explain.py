@@ -1,7 +1,7 @@
 """Explain why operators run on the CPU, and how to change that.
 
-``python examples/explain.py`` prints the partitioner's reasons for a model on two NPUs, and for the same model after its reasons
-are fixed. ``ethorch explain MODEL`` prints the same for a model in a file.
+``python examples/explain.py`` prints the partitioner's reasons for a model on two NPUs, and for a rewritten model that removes
+these reasons. ``ethorch explain MODEL`` prints the same for a model in a file.
 """
 
 import torch

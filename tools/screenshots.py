@@ -64,8 +64,8 @@ def mobilenet_report(folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("tools.screenshots", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--site", type=Path, help="folder of a built site, whose landing page is rendered, too")
-    parser.add_argument("-o", "--output", type=Path, default=IMAGES, help="folder of the pictures")
+    parser.add_argument("--site", type=Path, help="folder of a built site; its landing page is also rendered")
+    parser.add_argument("-o", "--output", type=Path, default=IMAGES, help="output folder; default: docs/img")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

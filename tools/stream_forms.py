@@ -18,7 +18,7 @@ from ethorch.support.errors import EthorchError, MachineFault
 
 
 def list_stream_forms(payload: bytes) -> set[tuple[str, str]]:
-    """Return (family, combination) of the operations of a payload; none for a stream with branches."""
+    """Return (family, combination) for the operations of a payload, or nothing for a stream with branches."""
     try:
         listing = decode_instructions(payload)
     except MachineFault:

@@ -37,7 +37,7 @@ class Timeline:
 
 
 def list_parts(stream: Stream, rated: Estimate) -> Iterator[tuple[str, int]]:
-    """Iterate over the kind and the cycles of each operator, and the cycles that it waits for weights."""
+    """Iterate over (kind, cycles) of each operator, and of each wait for weights."""
     names = {op.key: op.name for op in stream.ops}
     for operator in rated.operators:
         kernels = {names[key] for key in operator.keys}

@@ -21,14 +21,14 @@ Inputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A network and where its inputs come from.
+    """A network and a generator of its inputs.
 
     Attributes:
-        name: key in `MODELS`.
-        create: the untrained network; called under a fixed seed.
-        sample: one input tuple with batch 1 from a random generator.
-        source: where the architecture is published.
-        statistics_inputs: how many inputs the batch-normalization statistics come from.
+        name: Key in ``MODELS``.
+        create: Function that creates the untrained network, called under a fixed seed.
+        sample: Function that draws one input tuple with batch size 1.
+        source: Publication of the architecture.
+        statistics_inputs: Number of inputs from which the batch-normalization statistics are computed.
     """
 
     name: str
@@ -50,11 +50,11 @@ class ModelCase:
         return model.eval()
 
     def example_inputs(self, seed: int = 0) -> Inputs:
-        """One input tuple, batch 1."""
+        """Return one input tuple with batch size 1."""
         return self.sample(np.random.default_rng([zlib.crc32(self.name.encode()), seed]))
 
     def calibration(self, n: int = 8, seed: int = 1) -> list[Inputs]:
-        """`n` different input tuples; different seeds give different inputs."""
+        """Return ``n`` different input tuples, which depend on the seed."""
         return [self.example_inputs(seed * 1_000_003 + i) for i in range(n)]
 
 

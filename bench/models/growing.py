@@ -1,4 +1,4 @@
-"""Networks of equal layers, to see how the seconds of compiling grow with their number."""
+"""Networks of equal layers, to measure the growth of compile time with the number of layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.models.sequence import BertEncoder
 
 
 class Chain(nn.Module):
-    """``layers`` convolutions of 3x3, each with ReLU, over a picture of 32x32; the mean over places is classified."""
+    """A classifier of 32x32 images: ``layers`` 3x3 convolutions with ReLU, a mean over positions, and a linear layer."""
 
     def __init__(self, layers: int, channels: int = 16):
         super().__init__()

@@ -12,7 +12,7 @@ from bench.models.case import ModelCase, as_batch, conv_bn, picture
 
 
 class ResNet8(nn.Module):
-    """Image classification: three residual stacks of 16, 32 and 64 channels on 32x32 pictures."""
+    """Image classification: three residual stacks with 16, 32 and 64 channels, for 32x32 images."""
 
     class Stack(nn.Module):
         def __init__(self, inputs: int, outputs: int, stride: int):
@@ -36,7 +36,7 @@ class ResNet8(nn.Module):
 
 
 class DsCnn(nn.Module):
-    """Keyword spotting: a 10x4 stem and four depthwise-separable blocks of 64 channels on 49x10 cepstra."""
+    """Keyword spotting: a 10x4 stem and four depthwise-separable blocks of 64 channels, for 49x10 cepstral coefficients."""
 
     def __init__(self, classes: int = 12, channels: int = 64):
         super().__init__()
@@ -54,7 +54,7 @@ class DsCnn(nn.Module):
 
 
 class MobileNetV1Quarter(nn.Module):
-    """Visual wake words: MobileNetV1 with a quarter of its channels on 96x96 pictures."""
+    """Visual wake words: MobileNetV1 with a quarter of its channels, for 96x96 images."""
 
     BLOCKS = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *[(128, 1)] * 5, (256, 2), (256, 1))
 
@@ -73,7 +73,10 @@ class MobileNetV1Quarter(nn.Module):
 
 
 def _autoencoder() -> nn.Module:
-    """Anomaly detection: 640 -> 4 x 128 -> 8 -> 4 x 128 -> 640, batch normalization and ReLU after all but the last."""
+    """Return an autoencoder for anomaly detection: 640 -> 4 x 128 -> 8 -> 4 x 128 -> 640.
+
+    Batch normalization and ReLU follow every layer except the last.
+    """
     widths = [640, 128, 128, 128, 128, 8, 128, 128, 128, 128]
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):

@@ -1,4 +1,4 @@
-"""Networks over text and sound: transformers, recurrent layers, speech."""
+"""Networks for text and sound: transformers, recurrent layers, speech recognition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.models.case import Inputs, ModelCase, as_batch, unit_linear
 
 
 class BertEncoder(nn.Module):
-    """Two post-norm encoder layers over token ids, int64[1, T] -> logits; GELU, first token pooled."""
+    """A classifier of token ids, int64[1, T] -> logits: two post-norm encoder layers with GELU, and a head on the first token."""
 
     class Layer(nn.Module):
         def __init__(self, width: int, heads: int):
@@ -50,12 +50,12 @@ class BertEncoder(nn.Module):
 
     @classmethod
     def sample(cls, rng: np.random.Generator) -> Inputs:
-        """Token ids with the frequencies of a language (Zipf's law)."""
+        """Return token ids with the frequencies of a natural language (Zipf's law)."""
         return (torch.from_numpy(np.minimum(rng.zipf(1.3, (1, cls.TOKENS)), cls.VOCABULARY) - 1),)
 
 
 class Recurrent(nn.Module):
-    """A sequence classifier: one LSTM or GRU layer over 16 frames of 20 cepstra, its last output classified."""
+    """A classifier of 16 frames of 20 cepstral coefficients: an LSTM or GRU layer, and a linear layer on its last output."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], features: int = 20, width: int = 64, classes: int = 12):
         super().__init__()
@@ -71,7 +71,7 @@ class Recurrent(nn.Module):
 
 
 class Acoustic(nn.Module):
-    """Speech recognition's encoder: depthwise-separable residual conv1d blocks over 64 mel bands, letters per frame."""
+    """A speech recognition encoder: depthwise-separable residual conv1d blocks over 64 mel bands, with letter logits per frame."""
 
     class Block(nn.Module):
         def __init__(self, channels: int, kernel: int):
@@ -141,7 +141,7 @@ class LlamaBlock(nn.Module):
     @classmethod
     def sample(cls, rng: np.random.Generator) -> Inputs:
         def walk(*shape: int) -> Tensor:
-            """Neighbouring tokens resemble each other."""
+            """Return random values that are similar for neighboring tokens."""
             steps = rng.standard_normal(shape).astype(np.float32)
             for token in range(1, shape[-2]):
                 steps[..., token, :] = 0.7 * steps[..., token - 1, :] + 0.71 * steps[..., token, :]

@@ -1,6 +1,6 @@
-"""Networks of other kinds than the tables': several inputs, heavy tails, control flow, and public ones of timm and transformers.
+"""Networks of other kinds: several inputs, heavy tails, control flow, and public networks of timm and transformers.
 
-``python -m bench.accuracy --models various`` runs all of them. timm and transformers are imported when such a network is made:
+``python -m bench.accuracy --models various`` runs all of them. timm and transformers are imported only if such a network is built:
 ``pip install --no-deps timm transformers safetensors huggingface_hub tokenizers regex``. Their weights are random.
 """
 
@@ -19,7 +19,7 @@ from ethorch.models.zoos import torchvision_models
 
 
 class SuperResolution(nn.Module):
-    """Three convolutions and a pixel shuffle: a picture of twice the side, by tanh in -1..1."""
+    """Three convolutions, a pixel shuffle and a tanh, which return an image of twice the width and height in -1..1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SuperResolution(nn.Module):
 
 
 class JoinedInputs(nn.Module):
-    """A picture, a vector and a number, joined and classified."""
+    """A classifier of the concatenated features of an image, a vector and a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class JoinedInputs(nn.Module):
 
 
 class SharedEncoder(nn.Module):
-    """Two sequences through one encoder, classified by their difference."""
+    """A classifier of the difference between two sequences that pass through the same encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class SharedEncoder(nn.Module):
 
 
 class ResidualSuperResolution(nn.Module):
-    """A pixel shuffle of two convolutions, added to the picture enlarged."""
+    """Two convolutions and a pixel shuffle, added to the upsampled image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class ResidualSuperResolution(nn.Module):
 
 
 class ConvolutionalGru(nn.Module):
-    """Convolutions over a spectrogram, a GRU over its frames, each of which is classified."""
+    """Convolutions over a spectrogram, a GRU over its frames, and a classifier of each frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ConvolutionalGru(nn.Module):
 
 
 class Folded(nn.Module):
-    """Overlapping patches, each through a linear layer, summed where they overlap."""
+    """A linear layer on overlapping patches, whose results are summed (``fold``)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Folded(nn.Module):
 
 
 class SmallGru(nn.Module):
-    """A GRU over twelve frames, its last output classified."""
+    """A GRU over twelve frames, and a classifier of its last output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Sorted(nn.Module):
 
 
 class Branches(nn.Module):
-    """Two convolutions, of which a sum chooses one (``torch.cond``)."""
+    """Two convolutions, one of which is selected by a mean (``torch.cond``)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Branches(nn.Module):
 
 
 class Attention(nn.Module):
-    """A small transformer over vectors, pre-norm."""
+    """A small pre-norm transformer encoder for vectors."""
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Attention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A layer of a language model over 32 tokens without a cache: norms written out, rotary positions, causal attention, SwiGLU."""
+    """A language model layer for 32 tokens without a cache: explicit norms, rotary positions, causal attention, SwiGLU."""
 
     cos: Tensor
     sin: Tensor
@@ -189,7 +189,7 @@ class Decoder(nn.Module):
 
 
 class Public(nn.Module):
-    """A network of transformers, its first result."""
+    """A network of transformers that returns only its first result."""
 
     def __init__(self, name: str, config: str, **sizes: Any):
         super().__init__()
@@ -203,7 +203,7 @@ class Public(nn.Module):
 
 
 class Nystrom(nn.Module):
-    """The layers of transformers' Nystromformer with fewer landmarks than tokens: six steps to a pseudoinverse in each."""
+    """The layers of transformers' Nystromformer with fewer landmarks than tokens. Each computes a pseudoinverse in six steps."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks over pictures: torchvision's, and segmentation, detection and a vision transformer in the sizes small NPUs see."""
+"""Image networks: those of torchvision, and segmentation, detection and a vision transformer in sizes for small NPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def torchvision_model(name: str, **arguments: Any) -> Callable[[], nn.Module]:
 
 
 class UNet(nn.Module):
-    """Segmentation: two levels down by max pooling, two up by transposed convolution, skip connections by cat."""
+    """Segmentation: two levels of max pooling, two of transposed convolutions, and concatenated skip connections."""
 
     def __init__(self, channels: int = 16, classes: int = 2):
         super().__init__()
@@ -40,7 +40,7 @@ class UNet(nn.Module):
 
 
 class DeiT(nn.Module):
-    """A vision transformer's first layers: 16x16 patches, class token, pre-norm layers with one QKV projection."""
+    """The first layers of a vision transformer: 16x16 patches, class token, pre-norm layers with one QKV projection."""
 
     class Layer(nn.Module):
         def __init__(self, width: int, heads: int):

@@ -1,4 +1,4 @@
-"""Networks of transformers in tiny configurations: text, audio, time series, pictures; random weights."""
+"""Networks of transformers in tiny configurations with random weights: text, audio, time series, images."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Only(nn.Module):
 def _make(
     kind: str, config: dict[str, Any], result: str, argument: str = "input_ids", extra: dict[str, Any] | None = None
 ) -> Callable[[], nn.Module]:
-    """``kind``: the model's class; its configuration is the class's ``config_class``."""
+    """Return a function that creates a model of the class ``kind``, with the class's ``config_class``."""
 
     def create() -> nn.Module:
         torchvision_models()  # transformers imports torchvision, which may lack its compiled half
