@@ -54,7 +54,7 @@ def aot_arm_compiler(
     model_input: Annotated[Path | None, typer.Option("--model_input", help="A file of example inputs.", metavar="FILE")] = None,
     delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Delegate operators to the NPU or to TOSA.")] = False,
     quantize: Annotated[
-        bool, typer.Option("--quantize", "-q", help="Quantize the model. An optional INT8 or A16W8 sets --quant_mode.")
+        bool, typer.Option("--quantize", "-q", help="Quantize the model. The optional value, INT8 or A16W8, sets --quant_mode.")
     ] = False,
     quant_mode: Annotated[
         str | None, typer.Option("--quant_mode", help="INT8 or A16W8. Default: A16W8 for targets with int16, otherwise INT8.")

@@ -74,7 +74,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (only input, config) of the pointwise chain that ends with ``node``, or None if there is no such chain."""
+        """Return (only input, config) of the pointwise chain that ends with ``node``, or None if no chain does."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None

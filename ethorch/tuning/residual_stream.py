@@ -1,6 +1,6 @@
 """Find the residual streams of transformers in an exported graph.
 
-A stream starts with rows of an embedding, layers add to the stream, and normalizations before linear layers read it. Any
+A stream starts with rows of an embedding. Layers add to it, and each normalization that precedes a linear layer reads it. Any
 orthogonal matrix can rotate the channels of a stream if writers and readers are rotated as well.
 """
 

@@ -39,7 +39,7 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A sequence contains one scale for each index of the last axis. A float value is multiplied in its own dtype, then cast if
+        A sequence ``scale`` contains one scale for each index of the last axis. A float value is multiplied in its own dtype, then cast if
         ``dtype`` is a float dtype.
 
         Raises:

@@ -44,7 +44,7 @@ def invert_truth(b: Builder, value: Value) -> Value:
 
 
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to INT32 in a common unit, and align them.
+    """Convert two operands to INT32 in a common unit, with shapes of the same rank.
 
     The conversion is exact for equal scales, constants, or two integer operands. Otherwise, the unit is 2**19 (int8) or 2**14
     (int16) times finer than the coarser scale.
@@ -93,7 +93,7 @@ def any_float(*operands: Any) -> bool:
 
 
 def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to their common float dtype, or to FP32 if their dtypes differ, and align them."""
+    """Convert two operands to their common float dtype, or to FP32 if their dtypes differ, with shapes of the same rank."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
     return b.align(b.operand(x, out), b.operand(y, out))

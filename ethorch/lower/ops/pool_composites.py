@@ -144,7 +144,7 @@ def avg_pool3d(
 ) -> Any:
     """out = mean over each window of [N,C,D,H,W], pooled over planes, then depth.
 
-    Not decomposed with ``divisor_override``.
+    Calls with ``divisor_override`` are not decomposed.
     """
     if divisor_override is not None:
         return None
