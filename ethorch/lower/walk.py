@@ -320,7 +320,7 @@ class Walk(Frame):
         _read_all_inputs(self.b)
 
 
-def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
+def lower_program(program: ExportedProgram | Converted, builder: Builder) -> tosa.Graph:
     """Lower a program to a verified TOSA graph.
 
     Raises:

@@ -149,7 +149,7 @@ def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operat
 
     For example, a norm of a nearly constant row amplifies steps. Returns "agrees" or "agrees, but amplifies".
     """
-    graph = ladder.lowered(q.program, target)
+    graph = ladder.lowered(q.converted, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
     codes = [x.astype(np.int8) if value.dtype == "INT8" else x for x, value in zip(codes, graph.inputs, strict=True)]

@@ -40,7 +40,7 @@ def check(name: str, index: int, activations: str, targets: list[str]) -> None:
     found: dict[bytes, list[np.ndarray]] = {}  # configurations of a family have one graph
     for target in targets:
         try:
-            graph = ladder.lowered(case.q.program, target)
+            graph = ladder.lowered(case.q.converted, target)
         except Unsupported:
             continue
         tosa = serialize(graph)

@@ -57,7 +57,7 @@ class Behind(nn.Module):
 def test_nothing_stays_on_the_cpu(name: str, target: str) -> None:
     model, calibration = Behind(FUNCTIONS[name]).eval(), samples((2, 3, 8))
     q = quantized(model, calibration, target=target)
-    assert ladder.refusal_ids(q.program, target) == set()
+    assert ladder.refusal_ids(q.converted, target) == set()
     with torch.no_grad():  # the median: a value beside the step of "less" may fall to its other side
         assert median(sqnr_db(model(*inputs), q.module(*inputs)) for inputs in calibration) > 16
 
@@ -89,7 +89,7 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_at_the_end_leaves_nothing_in_float(name: str) -> None:
     q = quantized(Behind(COPIES[name]), samples((2, 8)))
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
 
 
 class Function(nn.Module):
@@ -106,7 +106,7 @@ class Function(nn.Module):
 @pytest.mark.parametrize("function", [lambda x: F.normalize(x, dim=1), lambda x: x.sum(-1, keepdim=True).expand_as(x)])
 def test_an_input_that_only_gives_a_shape_is_not_read(function: Callable[[Tensor], Tensor]) -> None:
     q = quantized(Function(function), samples((2, 8)))
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
 
 
 class ViewedAttention(nn.Module):
@@ -119,7 +119,7 @@ class ViewedAttention(nn.Module):
 
 def test_a_view_behind_what_is_laid_out_otherwise_is_a_reshape() -> None:
     q = quantized(ViewedAttention(), samples((1, 6, 24)))  # calibrates
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
 
 
 class Chosen(nn.Module):
@@ -159,4 +159,4 @@ def test_casts_that_do_nothing_go() -> None:
     graph = quantized(NormalizedInFloat(), inputs).module.graph
     assert not [node.name for node in graph.nodes if "aten.to." in str(node.target) or "type_as" in str(node.target)]
     q = quantized(NormalizedInFloat(), inputs)
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()

@@ -43,7 +43,7 @@ def has_scatter(graph: torch.fx.GraphModule) -> bool:
 
 def test_a_hard_assignment_runs_on_the_npu():
     q = quantized(Assigned().eval(), samples(SHAPE), quantizer())
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])

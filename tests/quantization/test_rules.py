@@ -129,7 +129,7 @@ def test_a_reader_of_a_chains_input_and_of_its_observed_result_is_no_table() -> 
         return y, (x - y).square() * 0.25
 
     assert results_observed(calibrated(variance)) == ["mul", "sub", "mul"]
-    assert refusal_ids(quantized(Model(variance).eval(), samples(MAP), quantizer()).program, "ethos-u55-128") == set()
+    assert refusal_ids(quantized(Model(variance).eval(), samples(MAP), quantizer()).converted, "ethos-u55-128") == set()
 
 
 MOVES: dict[str, Function] = {

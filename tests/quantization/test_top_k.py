@@ -64,7 +64,7 @@ def has_topk(graph: torch.fx.GraphModule) -> bool:
 def test_places_that_are_read_along_their_own_dim_are_no_indices(model):
     module, inputs = model().eval(), samples((ROWS, WIDTH))
     q = quantized(module, inputs)
-    assert ladder.refusal_ids(q.program, "ethos-u55-128") == set()
+    assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
 
 
 @pytest.mark.parametrize(

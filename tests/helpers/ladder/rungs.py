@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ethorch import EthosUCompileSpec
-from ethorch.lower.fx.node import constants_of
+from ethorch.lower.fx.node import Converted, constants_of
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.lower.walk import Walk, lower_program
 from ethorch.tosa import interpreter
@@ -20,12 +20,12 @@ from tests.helpers.quantized import Quantized
 from tests.helpers.tosa_runs import machine, reference
 
 
-def lowered(program: torch.export.ExportedProgram, target: str) -> Graph:
+def lowered(program: torch.export.ExportedProgram | Converted, target: str) -> Graph:
     """Return the program as one rewritten and verified TOSA graph."""
     return _lowered(program, target)[1]
 
 
-def _lowered(program: torch.export.ExportedProgram, target: str) -> tuple[Graph, Graph]:
+def _lowered(program: torch.export.ExportedProgram | Converted, target: str) -> tuple[Graph, Graph]:
     """Return the program as one TOSA graph, before and after the rewrites."""
     builder = builder_for(EthosUCompileSpec(target).target)
     source = lower_program(program, builder)
@@ -34,7 +34,7 @@ def _lowered(program: torch.export.ExportedProgram, target: str) -> tuple[Graph,
     return source, graph
 
 
-def refusal_ids(program: torch.export.ExportedProgram, target: str) -> set[str]:
+def refusal_ids(program: torch.export.ExportedProgram | Converted, target: str) -> set[str]:
     """Return the ids of the reasons in a dry run of the program."""
     builder = builder_for(EthosUCompileSpec(target).target)
     return {reason.id for reason in Walk(program.graph, constants_of(program), builder, strict=False).run().refusals.values()}
@@ -80,7 +80,7 @@ def climbed(q: Quantized, inputs: tuple[torch.Tensor, ...], target: str = "ethos
     Raises:
         Unsupported: The target refuses the program.
     """
-    source, graph = _lowered(q.program, target)
+    source, graph = _lowered(q.converted, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
     codes = [x.astype(np.int8) if value.dtype == "INT8" else x for x, value in zip(codes, graph.inputs, strict=True)]

@@ -97,13 +97,13 @@ def test_composite(name: str, target: str) -> None:
     module = make().eval()
     calibration = [inputs_for(shapes, seed) for seed in range(4)]
     q = ladder.quantized(module, calibration, get_symmetric_quantization_config(), target)
-    assert not ladder.refusal_ids(q.program, target)
-    tosa = serialize(ladder.lowered(q.program, target))
+    assert not ladder.refusal_ids(q.converted, target)
+    tosa = serialize(ladder.lowered(q.converted, target))
     codes = q.input_codes(calibration[0])
     (found,) = ladder.reference(tosa, codes)
     for machine in ladder.machine(tosa, codes, EthosUCompileSpec(target)):
         np.testing.assert_array_equal(machine.ravel(), found.ravel())
-    dequantize = q.program.graph.output_node().args[0][0]  # type: ignore[index]
+    dequantize = q.converted.graph.output_node().args[0][0]  # type: ignore[index]
     scale, zero = dequantize.args[1:3]
     with torch.no_grad():
         expected = module(*calibration[0])
@@ -238,7 +238,7 @@ def test_dividing_by_a_code_of_zero_gives_the_end_of_the_range(target: str) -> N
     x, y = (torch.rand(3, 900, generator=generator) * 2000 - 1000 for _ in range(2))
     q = ladder.quantized(Call(torch.floor_divide), [(x, y)], target=target)
     codes = q.input_codes((x, y))
-    tosa = serialize(ladder.lowered(q.program, target))
+    tosa = serialize(ladder.lowered(q.converted, target))
     (want,), (found,) = q.output_codes((x, y)), ladder.reference(tosa, codes)
     assert (want >= 127).any() and (want <= -128).any()
     known = (codes[1] != 0) | (np.abs(want) > 100)  # 0 / 0 is no number

@@ -75,7 +75,7 @@ def test_any_tensor_of_any_operator_may_be_constant(name: str, index: int) -> No
                 continue  # PyTorch has no such call
             for target in ("ethos-u55-128", "ethos-u85-256"):
                 with suppress(EthorchError):
-                    lowered(quantized(module, [rest], target=target).program, target)
+                    lowered(quantized(module, [rest], target=target).converted, target)
 
 
 class PartlyRotated(nn.Module):

@@ -150,7 +150,7 @@ def work_of(module: nn.Module, inputs: tuple[Tensor, ...], target: str) -> tuple
     with counted() as calls:
         try:
             q = ladder.quantized(module, [inputs], get_symmetric_quantization_config(), target)
-            tosa = serialize(ladder.lowered(q.program, target))
+            tosa = serialize(ladder.lowered(q.converted, target))
         except Unsupported as error:
             refusal = error.reason.id
         except QuantizationError as error:

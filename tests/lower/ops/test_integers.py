@@ -75,14 +75,14 @@ class IntegerCall:
         Raises:
             Unsupported: the target refuses it.
         """
-        graph = ladder.lowered(q.program, target)
+        graph = ladder.lowered(q.converted, target)
         tosa = serialize(graph)
         codes = [
             x.numpy().astype(np.int8) if value.dtype == "INT8" else x.numpy()
             for x, value in zip(self.inputs, graph.inputs, strict=True)
         ]
         found = ladder.reference(tosa, codes)
-        nodes = q.program.graph.output_node().args[0]
+        nodes = q.converted.graph.output_node().args[0]
         for want, got, node in zip(self.wanted, found, nodes, strict=True):
             if not want.dtype.is_floating_point:  # of integers and a fraction PyTorch makes floats, which are quantized
                 np.testing.assert_array_equal(got, want.permute(storage_order(node.meta["val"])).numpy())
@@ -124,7 +124,7 @@ def test_extremes_of_the_largest_numbers(target: str) -> None:
     x = torch.randint(-(2**31), 2**31, (4, 31), generator=torch.Generator().manual_seed(0)).to(torch.int32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = ladder.lowered(ladder.quantized(module, [(x,)], target=target).program, target)
+        graph = ladder.lowered(ladder.quantized(module, [(x,)], target=target).converted, target)
     tosa = serialize(graph)
     for found in (ladder.reference(tosa, [x.numpy()]), ladder.machine(tosa, [x.numpy()], EthosUCompileSpec(target))):
         np.testing.assert_array_equal(found[0].ravel(), x.amax(1).numpy())
@@ -147,7 +147,7 @@ def test_numbers_that_lie_further_apart_than_int32_holds(name: str, target: str)
     module = Compared()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = ladder.lowered(ladder.quantized(module, [(column, row)], target=target).program, target)
+        graph = ladder.lowered(ladder.quantized(module, [(column, row)], target=target).converted, target)
     tosa, codes = serialize(graph), [column.numpy(), row.numpy()]
     for found in (ladder.reference(tosa, codes), ladder.machine(tosa, codes, EthosUCompileSpec(target))):
         for got, wanted in zip(found, module(column, row), strict=True):

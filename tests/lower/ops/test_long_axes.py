@@ -43,7 +43,7 @@ def test_running_sums_of_long_dims(shape: tuple[int, ...], dim: int, target: str
 
 def test_running_sums_of_long_dims_of_int16_are_refused() -> None:
     inputs = (torch.rand(2, 2049),)
-    program = quantized(Running(1), [inputs], get_symmetric_a16w8_quantization_config()).program
+    program = quantized(Running(1), [inputs], get_symmetric_a16w8_quantization_config()).converted
     assert refusal_ids(program, "ethos-u55-128") == {"cumsum.extent"}
 
 
@@ -202,7 +202,7 @@ class Rows(nn.Module):
 def test_more_results_than_vela_finds_places_for(returned: bool) -> None:
     """Of 514 results the last two are refused; 514 of which two are read are not."""
     inputs = (torch.rand(514, 4),)
-    program = quantized(Rows(returned), [inputs], target="ethos-u55-128").program
+    program = quantized(Rows(returned), [inputs], target="ethos-u55-128").converted
     walk = Walk(program.graph, constants_of(program), builder_for(TARGETS_BY_NAME["ethos-u55-128"]), strict=False).run()
     assert [reason.id for reason in walk.refusals.values()] == ["graph.returned_late"] * 2 * returned
 
@@ -228,7 +228,7 @@ class Products(nn.Module):
 )
 def test_batches_of_which_vela_makes_an_operation_each(module: nn.Module, shape: tuple[int, ...], target: str, id: str) -> None:
     inputs = (torch.rand(shape),)
-    assert id in refusal_ids(quantized(module, [inputs], target=target).program, target)
+    assert id in refusal_ids(quantized(module, [inputs], target=target).converted, target)
 
 
 class Antialiased(nn.Module):
@@ -250,7 +250,7 @@ class Larger(nn.Module):
 
 def test_a_map_whose_matrix_is_too_large_stays_on_the_cpu() -> None:
     inputs = (torch.randn(1, 1, 5_000, 2),)
-    assert refusal_ids(quantized(Larger(), [inputs]).program, "ethos-u55-128") == {"operator.composite"}
+    assert refusal_ids(quantized(Larger(), [inputs]).converted, "ethos-u55-128") == {"operator.composite"}
 
 
 class Middle(nn.Module):

@@ -32,7 +32,7 @@ def noise_db(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], facto
     """How much more than rounding alone the TOSA graph is off the function of the input's codes."""
     calibration = [(x * factor,) for (x,) in samples(shape)]
     q = quantized(Of(function), calibration, config, "ethos-u85-256")
-    quantizes = [n for n in q.program.graph.nodes if ".quantize_per_tensor" in str(n.target)]
+    quantizes = [n for n in q.converted.graph.nodes if ".quantize_per_tensor" in str(n.target)]
     first, last = quantizes[0], quantizes[-1]
     found = wanted = 0.0
     for inputs in calibration:
@@ -41,7 +41,7 @@ def noise_db(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], facto
         exact = function((torch.from_numpy(codes[0]).double() - zero) * scale).numpy().ravel()
         scale, zero, low, high = last.args[1:5]
         exact = np.clip(exact / scale + zero, low, high)
-        ran = reference(serialize(lowered(q.program, "ethos-u85-256")), codes)[0].ravel()
+        ran = reference(serialize(lowered(q.converted, "ethos-u85-256")), codes)[0].ravel()
         found += float(((ran - exact) ** 2).sum())
         wanted += float(((np.rint(exact) - exact) ** 2).sum())
     return 10 * math.log10(found / wanted)
