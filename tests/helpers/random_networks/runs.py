@@ -36,7 +36,10 @@ from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel
 from ethorch.npu import Machine, Program
 from ethorch.npu.ir import decode
+from ethorch.npu.ir.image import Image
+from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import Optimized, optimize
+from ethorch.npu.verify import decode_instructions, verify_listing
 from ethorch.program.measure.ladder import compare
 from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import MachineFault, QuantizationError, Reason
@@ -273,11 +276,13 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
 PASS_COUNTS: Counter[str] = Counter()
 
 
-def _optimize(*arguments: Any) -> Optimized | None:
+def _optimize(payload: bytes, image: Image, context: Context) -> Optimized | None:
     try:
-        optimized = optimize(*arguments)
+        optimized = optimize(payload, image, context)
     except MachineFault as fault:
-        decode(*arguments[:2])  # raises for streams that no pass can change
+        decode(payload, image)  # raises for streams that no pass can change
+        if any(verify_listing(decode_instructions(payload), image)):
+            return None  # Vela's stream is wrong, and is repaired
         raise Failure("rejected", f"a pass fails: {fault}") from fault
     if optimized is not None:
         PASS_COUNTS.update(effect.name for effect in optimized.effects)
