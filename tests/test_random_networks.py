@@ -186,7 +186,11 @@ SEEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SEEN)
+#: Names of networks that take more than ten seconds.
+LONG = ("normalized in groups along a long axis, after a view",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in SEEN])
 def test_what_once_failed(name: str) -> None:
     drawn, target, scheme = SEEN[name]
     assert outcome(Subject(drawn), Case(target, scheme, *MEMORIES[TARGETS[target].family][0])) == ("equal", "")

@@ -54,6 +54,7 @@ def compiled_cases(names: Iterable[str], target: str):
 
 
 @needs_compiler
+@pytest.mark.long
 @pytest.mark.parametrize("level", library.levels())
 @pytest.mark.parametrize("target", ["u55-128", "u85-256"])
 def test_every_instruction_set(level, target, monkeypatch):

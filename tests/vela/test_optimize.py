@@ -87,7 +87,7 @@ class Upsampling(nn.Module):
 
 
 NETWORKS = {
-    "equal names": (lambda: nn.GRU(16, 16, 2, bidirectional=True, batch_first=True), (1, 12, 16), "ethos-u85-256", "int8"),
+    "equal names": (lambda: nn.GRU(16, 16, 2, bidirectional=True, batch_first=True), (1, 5, 16), "ethos-u85-256", "int8"),
     "parts": (Upsampling, (1, 3, 48, 48), "ethos-u55-128", "a16w8"),
     "replaced products": (lambda: nn.TransformerEncoderLayer(32, 4, 32, batch_first=True), (1, 32, 32), "ethos-u55-128", "int8"),
 }

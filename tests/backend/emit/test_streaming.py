@@ -20,10 +20,11 @@ CONFIGS = {"int8": get_symmetric_quantization_config, "int16": get_symmetric_a16
     [
         pytest.param("denoiser", "ethos-u55-128", "int8", 100, marks=pytest.mark.long),
         pytest.param("streaming", "ethos-u55-128", "int8", 100, marks=pytest.mark.long),
+        pytest.param("spotter", "ethos-u55-128", "int8", 100, marks=pytest.mark.long),
+        pytest.param("spotter", "ethos-u55-256", "int16", 100, marks=pytest.mark.long),
         ("denoiser", "ethos-u55-128", "int8", 30),
         ("streaming", "ethos-u55-128", "int8", 30),
-        ("spotter", "ethos-u55-128", "int8", 100),
-        ("spotter", "ethos-u55-256", "int16", 100),
+        ("spotter", "ethos-u55-128", "int8", 30),
         ("denoiser", "ethos-u65-256", "int16", 30),
         ("streaming", "ethos-u65-256", "int8", 30),
     ],
