@@ -1,7 +1,7 @@
-"""Measure the memory that a method allocates, by running the method in this process.
+"""Run a method in this process to measure the memory that it allocates.
 
-ExecuTorch's structures contain pointers. The method allocator therefore requires more bytes on a 64-bit host than on a Cortex-M.
-All other sizes are equal.
+ExecuTorch's structures contain pointers, so the method allocator requires more bytes on a 64-bit host than on a Cortex-M. All other
+sizes are equal.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class HostProgram:
         return _to_tensors(self._execute(self._prepare_inputs(inputs)))
 
     def arrays(self, *inputs: Any) -> list[Any]:
-        """Run the method once, and return the flattened outputs as NumPy arrays. torch is not imported."""
+        """Run the method once without importing torch, and return the flattened outputs as NumPy arrays."""
         return [x.array() if isinstance(x, Elements) else x for x in self._execute(self._prepare_inputs(inputs))]
 
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
@@ -100,7 +100,8 @@ class HostProgram:
             threads: Number of simulator threads. Default: the number of available CPUs.
 
         Raises:
-            HostError, MachineFault: See :meth:`__call__`. The message contains the number of the sample.
+            HostError: See :meth:`__call__`.
+            MachineFault: The command stream is invalid. If samples are simulated together, ``image`` is the sample's number.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine
@@ -150,8 +151,8 @@ class HostProgram:
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
         """Write the recorded events to a file for ``executorch.devtools.Inspector``.
 
-        The events contain the simulation time of the NPU operators in each delegate call. CPU operators are recorded by the wheel
-        of ExecuTorch 1.5, but not by that of 1.4.
+        The events contain the simulation time of the NPU operators in each delegate call. Only ExecuTorch 1.5 records CPU
+        operators.
 
         Raises:
             HostError: The program was loaded without ``etdump=True``, no events are recorded, or the file cannot be written.

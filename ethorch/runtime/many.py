@@ -1,8 +1,8 @@
 """Run a program for many samples: CPU operators one sample at a time, and delegates several samples at a time.
 
-The runtime runs each sample up to the first delegate, records the inputs of the delegate and aborts the run. The simulator then
-runs the delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and
-continues to the next delegate or the end. The program must not have state (see ``keeps_state``).
+The runtime runs each sample up to the first delegate, records the delegate's inputs and aborts the run. The simulator then runs the
+delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and continues to the
+next delegate or the end. The program must not have state (see ``keeps_state``).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ RESIDENT_BYTES = 32 << 10  # default of resident_bytes
 _STREAM = "ethorch_stream"  # only ethorch's
 _VERIFY = "ethorch_verify"  # only ethorch's
 _PLACEMENTS = "external_block_placements"  # only in ExecuTorch: blocks in a .ptd file
-# Keys that only ExecuTorch's backend uses. They are ignored when a list is parsed, and never written.
+# Keys of ExecuTorch's backend that are ignored when a list is parsed. Only TosaCompileSpec writes and reads tosa_spec.
 _INCUMBENT_ONLY = frozenset(
     (
         "tosa_spec",
@@ -46,7 +46,7 @@ _INCUMBENT_ONLY = frozenset(
     )
 )
 
-#: Arena sizes: unlimited, or the smallest that adds hardly any cycles.
+#: Arena sizes: unlimited, or the smallest that adds at most 0.5 % of the cycles.
 FAST, FREE = "fast", "free"
 #: Command stream: changed by all passes of ``ethorch.npu.passes``, or that of Vela.
 OPTIMIZED, VELA = "optimized", "vela"
@@ -79,7 +79,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's TOSA graph, as .tosa and as text, and its graph after each rewrite to a folder. Return the spec."""
+        """Set the folder for each delegate's TOSA graph (.tosa and text) and its graphs between rewrites. Return the spec."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -145,11 +145,7 @@ class ArmCompileSpec:
         return [(key, value.encode()) for key, value in items.items()]
 
     def publish(self: SpecT) -> SpecT:
-        """Return the copy that is stored in a .pte. It does not depend on the host.
-
-        The copy omits the artifact folder, the debug mode, folders of ini files, and flags without effect. Raise SpecError like
-        ``to_list``.
-        """
+        """Return a copy for the .pte, without artifact folder and debug mode. Raise SpecError like ``to_list``."""
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
         return public
@@ -224,15 +220,15 @@ class EthosUCompileSpec(ArmCompileSpec):
         system_config, memory_mode: ``System_Config`` and ``Memory_Mode`` sections of the ini file. Default: those of the target.
         extra_flags: Additional Vela command-line flags, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
-        arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds hardly
-            any cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest arena exceeds it.
-            Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
-        resident_bytes: Maximum growth of the arena for copies of weights that are read several times per call, by the pass
-            ``resident-weights``.
+        arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds at
+            most 0.5 % of the cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest
+            arena exceeds it. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
+        resident_bytes: Maximum growth of the arena in bytes for the pass ``resident-weights``, which copies weights that are read
+            several times per call.
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
-        verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and to insert copies if the results
-            differ (``ethorch.vela.repair``).
+        verify: Whether to run each compiled delegate on random inputs in the simulator, and to insert copies if its results differ
+            from its TOSA graph (``ethorch.vela.repair``).
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
             names of passes.
 
@@ -361,7 +357,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         ]
 
     def publish(self) -> EthosUCompileSpec:
-        """Return the copy that is stored in a .pte."""
+        """Return a copy for the .pte, also without ini folders, flags without effect, ``verify`` and ``resident_bytes``."""
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)

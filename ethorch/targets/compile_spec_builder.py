@@ -55,7 +55,7 @@ class ArmCompileSpecBuilder:
         return self
 
     def build(self) -> list[CompileSpec]:
-        """Return the compile spec list for the quantizer and the partitioner."""
+        """Return the compile spec list for the quantizer and the partitioner. Raise SpecError if no target is set."""
         if self._spec is None:
             raise SpecError(
                 "ArmCompileSpecBuilder has no target. Call ethosu_compile_spec() or tosa_compile_spec() before build()."

@@ -1,6 +1,6 @@
 """CPU operators: rates for estimates, replacements in a .pte, and kernels for complex tensors.
 
-``cpu_operators.csv`` has a row for each operator. A test requires a row for each C kernel of firmware.
+``cpu_operators.csv`` has a row for each operator.
 """
 
 from __future__ import annotations

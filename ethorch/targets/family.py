@@ -19,7 +19,7 @@ class Family:
         default_system_config, default_memory_mode: Default sections of Vela's vela.ini. Source: see ``tosa_extensions``.
         address_bits: Address width of the memory ports (Vela's axi_port_address_width).
         port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
-        limits: Limits, keyed by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py checks each limit.
+        limits: Limits in Vela 5.2, keyed by TOSA operator.
     """
 
     name: str

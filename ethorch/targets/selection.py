@@ -1,4 +1,4 @@
-"""Selection among methods that are compiled from one model for several input shapes. A constant method of the .pte records them."""
+"""Methods compiled from one model for several input shapes, recorded in a constant method of the .pte."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Selection:
 
     Attributes:
         shapes: Input shapes, keyed by method, smallest first.
+        paddings: Axes along which inputs can be padded.
     """
 
     shapes: dict[str, Shapes]
@@ -68,7 +69,7 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Return the selection for NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
+        """Return a copy with padded axes in NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
             return tuple((number, nhwc_axis(axis, ranks[number]), step) for number, axis, step in places)

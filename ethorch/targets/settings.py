@@ -74,10 +74,10 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def bytes_of(size: int | str | None, what: str) -> int | None:
-    """Parse a size in bytes: a number, or a string such as ``"256K"`` or ``"1.5 MiB"``. K, M and G are powers of 1024.
+    """Parse a size in bytes: a number, a string such as ``"256K"`` or ``"1.5 MiB"``, or None. K, M and G are powers of 1024.
 
     Raises:
-        SpecError: The size is malformed or negative.
+        SpecError: The size is malformed, negative, or not less than 2**63.
     """
     if size is None:
         return None
@@ -92,11 +92,11 @@ def shapes_from(description: Any) -> tuple[Shapes, ...]:
     """Return the input shapes of each method.
 
     Args:
-        description: A sequence with an entry for each method: a string such as ``"1x64x32,1x64"``, a sequence of shapes, or the
-            shape of a single input.
+        description: A string such as ``"1x64x32,1x64"``, or a sequence with an entry for each method: such a string, a sequence of
+            shapes, or the shape of a single input.
 
     Raises:
-        SpecError: A size is not a positive integer, or two methods have the same shapes.
+        SpecError: The description is malformed, a size is not in 1..2**31-1, or two methods have the same shapes.
     """
     if isinstance(description, str) or not isinstance(description, Sequence):
         description = [description]
@@ -113,8 +113,8 @@ def _shapes(description: Any) -> Shapes:
     if isinstance(description, Sequence) and description and all(_is_size(size) for size in description):
         description = [description]
     wrong = SpecError(
-        f"shapes has {shorten(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). "
-        "Use '1x64x32,1x64' for several inputs."
+        f"shapes has {shorten(description)}; expected the input shapes of each method, such as [(1, 3, 96, 96)] or '1x3x96x96' "
+        "(--shape). Use '1x64x32,1x64' for several inputs."
     )
     if not isinstance(description, Sequence) or not description:
         raise wrong
@@ -168,25 +168,25 @@ class Settings:
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         vela_flags: Additional Vela command-line flags.
-        arena: Size of the NPU's arena: ``free`` (the smallest that adds hardly any cycles), ``fast`` (any size), or a limit in
-            bytes.
+        arena: Size of the NPU's arena: ``free`` (the smallest that adds at most 0.5 % of the cycles), ``fast`` (any size), or a
+            limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
             times per call; the NPU copies these weights at the start of the call. ``flash`` follows the memory mode, with at most
             32 KiB of copies. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto`` uses SRAM for all or some
             weights if this saves cycles and meets the RAM limit.
-        ram, flash: Limits of the whole application in bytes.
+        ram, flash: Limits of the whole application in bytes. Default: the board's.
         latency_ms: Limit of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR of each output relative to the float model.
         board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
             limits of RAM and flash.
-        verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.
+        verify: Whether to compare each delegate in the simulator with the TOSA reference, on random inputs and calibration samples.
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
             names of passes.
         share_weights: Whether methods share equal constants. Such constants are stored as named data, which requires firmware with
             the delegate of ethorch or of ExecuTorch 1.5.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
             writes it to the folder. Compilation then uses ExecuTorch's slower lowering.
-        samples: Inputs of commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
+        samples: Data for commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
             (per channel, of images in 0..1), and ``weights`` (a file with the state dict).
 
     Raises:
@@ -312,7 +312,7 @@ class Settings:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The compile spec for these settings. ``auto`` in ``constants`` is treated as ``flash``.
+        """The compile spec for these settings. ``auto`` in ``constants`` is treated as 0.
 
         Raises:
             SpecError: The target does not support the settings, or ``auto`` is used without a RAM limit.
@@ -366,7 +366,7 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with changed fields, ignoring None. If the board changes and no target is passed, the target is reset."""
+        """Return a copy with changed fields, ignoring None. A new board without a target selects the board's first NPU."""
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
@@ -413,7 +413,7 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read a TOML file. A board file in the same folder takes precedence.
+        """Read a TOML file. Its folder is searched first for the board file.
 
         Raises:
             SpecError, BoardError: See ``from_toml``.

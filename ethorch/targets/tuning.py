@@ -1,6 +1,6 @@
 """The fastest forms of equivalent TOSA operators for each NPU family. Results differ by at most the last bit.
 
-``docs/measurements.md`` contains the measured cycles. ``python -m bench.tuning`` repeats the measurements.
+``docs/measurements.md`` contains the cycles that ``python -m bench.tuning`` measured.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """A fold of adjacent columns of a strided CONV2D into channels, by a RESHAPE."""
+    """A RESHAPE that folds adjacent columns of a strided CONV2D into channels."""
 
     #: Channels that the multipliers process in parallel. Limits the number of folded channels.
     channels: int
@@ -81,7 +81,7 @@ class FoldColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSquares:
-    """A fold of adjacent rows and columns of a strided CONV2D into channels, by three TRANSPOSEs that also convert NCHW to NHWC."""
+    """Three TRANSPOSEs that fold adjacent rows and columns of a strided CONV2D into channels, and convert NCHW to NHWC."""
 
     #: Channels of the brick format. Limits the number of folded channels.
     channels: int

@@ -180,7 +180,7 @@ def list_shipped_configs() -> list[str]:
 
 
 def load(names: Sequence[str]) -> VelaConfig:
-    """Read one or more ini files. Raise SpecError if a file is invalid.
+    """Read one or more ini files. Raise SpecError if a file is missing or invalid.
 
     As in Vela, a value in a later file overrides the value with the same section and key in an earlier file.
     """
@@ -238,7 +238,7 @@ def _find(name: str) -> Path:
 
 @lru_cache(maxsize=1)
 def find_shipped_root() -> Path:
-    """Return the folder with Vela's configuration files. Does not import Vela."""
+    """Return the folder with Vela's configuration files. Raise SpecError if Vela is not installed."""
     spec = find_spec("ethosu")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (root := Path(folder) / "config_files").is_dir():

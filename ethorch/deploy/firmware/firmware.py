@@ -133,8 +133,8 @@ class SelectedSizes:
 
     Attributes:
         methods: Method name -> sizes of all input axes, smallest first.
-        paddings: For each size, the number of its padding, starting at 1, or 0 if the axis is not padded.
-        steps: For each size, the elements per unit of the padding.
+        paddings: For each size, the 1-based index of its :class:`Padding`, or 0 if the axis is not padded.
+        steps: For each size, the number of elements per unit of the padded size.
     """
 
     methods: dict[str, tuple[int, ...]]
@@ -143,7 +143,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the selection, or None unless the methods are one model compiled for several shapes."""
+    """Return the input sizes of the methods, or None unless they are one model compiled for several shapes."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:
@@ -190,7 +190,7 @@ class Project:
 
     @cached_property
     def layout(self) -> Layout:
-        """The memory of each section. Raises EthorchError if a section does not fit on the board."""
+        """The memory of each section. Raise EthorchError if a section does not fit on the board."""
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
@@ -258,7 +258,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """Return the files of a CMSIS layer as a mapping from path to contents."""
+        """Return the files of a CMSIS layer: path -> contents."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]

@@ -67,10 +67,10 @@ class Layout:
 
 
 def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | None, in_dram: bool) -> tuple[Part, ...]:
-    """Return the sections of a model, each with the kinds of memory that the memory mode assumes.
+    """Return the nonempty sections of a project, each with the kinds of memory that the memory mode assumes.
 
     Args:
-        sizes: Bytes by name. See :class:`Firmware`.
+        sizes: See :class:`Firmware`.
         in_dram: Whether feature maps are planned for DRAM. Required because ``system`` can be None.
     """
     in_sram = system is not None and system.constants_in_sram

@@ -29,7 +29,7 @@ class MethodsPlan:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
         state_bytes: Bytes of shared state and of the private memory of methods with private state, or 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
-        initial: Initial values of buffers, once for each location.
+        initial: Location and initial value of each buffer.
     """
 
     plans: Mapping[str, Plan]
@@ -64,7 +64,8 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods that share buffers.
 
     Raises:
-        EthorchError: A method cannot be planned, a name is not a C identifier, or one location has two initial values.
+        EthorchError: A method cannot be planned, a name is not a C identifier, two names differ only in case, or one location has
+            two initial values.
         PayloadError, ProgramError: A delegate is malformed.
     """
     constants = Constants(program)

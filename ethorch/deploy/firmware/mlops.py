@@ -90,7 +90,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the AI layer description used by default."""
+    """Return the default description for a target."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
@@ -141,7 +141,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
         program: An ``ethorch.Program``.
 
     Raises:
-        EthorchError: Firmware cannot be generated for the program. See :func:`ethorch.firmware`.
+        EthorchError: See :func:`ethorch.firmware`.
     """
     record = getattr(program, "_record", None)
     project = Project(open_program(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)

@@ -122,7 +122,7 @@ class _Planner:
     # locations ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Assign locations to tensors and return the end of the method's private memory."""
+        """Place tensors and return the end of the method's private memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]

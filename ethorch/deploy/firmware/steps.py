@@ -106,8 +106,8 @@ class Bases:
     """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
-        private_offset: Offset in the CPU's buffer of memory 1, which the method does not share.
-        shared: Locations of memories 2, 3, ..., which contain shared state.
+        private_offset: Offset of planned memory 1, which the method does not share, in the CPU's buffer.
+        shared: Locations of planned memories 2, 3, ..., which contain shared state.
         reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
     """
 
@@ -128,7 +128,7 @@ class Plan:
         tensors_bytes: Bytes of the CPU's tensors.
         codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.
         end: End of the method's private memory in the CPU's buffer.
-        initial: Locations and contents of initial values.
+        initial: Location and initial value of each buffer.
         states: Indices of tensors that persist between runs.
         states_in_arena: Indices of states that remain in the arena.
         reaches: Delegate number -> bytes of the arena that the delegate accesses.

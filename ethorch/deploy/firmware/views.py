@@ -49,7 +49,7 @@ class View:
 
     @property
     def is_contiguous(self) -> bool:
-        """Return True if the elements are adjacent, in the order of the logical axes."""
+        """True if the elements are adjacent, in the order of the logical axes."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:

@@ -163,7 +163,7 @@ class Writer:
     # --- numbers --------------------------------------------------------------------------------------------------------------
 
     def numbers(self, values: Sequence[float], dtype: str) -> str:
-        """Declare a constant array with the exact bits of the numbers and return its name."""
+        """Declare a constant array of numbers, converted to ``dtype``, and return its name."""
         if dtype in ("float16", "bfloat16"):
             return self.constant(f"uint16_t {{}}[{len(values)}]", braces([f"{_half_bits(value, dtype)}U" for value in values]))
         if dtype not in SUFFIX:

@@ -86,7 +86,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report lines in the NPU's ranges that the CPU wrote and did not clean."""
+        """Report the first of the NPU's ranges with lines that the CPU wrote and did not clean."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
@@ -113,7 +113,7 @@ class DataCache:
                 flags |= STALE
 
     def look(self) -> None:
-        """Report stale lines that the CPU has read since the last call."""
+        """Report the first stale line that the CPU has read since the last call, if any."""
         if self._hooks.stale_reads:
             self._hooks.stale_reads = 0
             address = int(self._hooks.stale_address)

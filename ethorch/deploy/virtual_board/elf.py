@@ -155,7 +155,6 @@ class Firmware:
 
     @cached_property
     def _unit_ranges(self) -> list[list[tuple[int, int]]]:
-        """The address ranges of each compilation unit."""
         return self._safely(lambda: [_ranges(self._file.get_dwarf_info(), unit) for unit in self._units])
 
     def _line_table(self, number: int) -> list[tuple[int, int, str]]:

@@ -67,7 +67,7 @@ LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
 def find_command(board: Board, family: str) -> str:
-    """Return the name of the FVP for a board and an NPU family."""
+    """Return the name of the FVP for a board and an NPU family. Raise EmulatorError if there is none."""
     name = board.fvp.get(family)
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
@@ -78,7 +78,7 @@ def find_command(board: Board, family: str) -> str:
 
 
 def find(name: str) -> str:
-    """Return the path of an FVP on PATH."""
+    """Return the path of an FVP. Raise EmulatorError if it is not on PATH."""
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(

@@ -82,8 +82,7 @@ class Mpu:
 
 
 def _policy(attribute: int) -> str:
-    """Return the cache policy of a MAIR byte."""
-    # An outer half of 0 is device memory. An inner half of 4 is not cached.
+    # ``attribute`` is a byte of a MAIR register. An outer half of 0 is device memory. An inner half of 4 is not cached.
     outer, inner = attribute >> 4, attribute & 15
     if not outer or inner == 4:
         return NONE

@@ -342,7 +342,7 @@ class NpuDevice:
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):
             if region >= regs.REGIONS:
-                text = f"{_capital(extent.last)}, uses region {region}; expected a region less than {regs.REGIONS}."
+                text = f"{_capital(extent.last)}, uses region {region}; expected a region below {regs.REGIONS}."
                 self._fail(run, "npu.command", text)
                 continue
             base, attribute = bases[region], self.values[regs.REGIONCFG] >> 2 * region & 3

@@ -56,7 +56,7 @@ def _keep(entries: dict[Any, Any], key: Any, entry: Any) -> None:
 
 
 def payload(npu: Npu, commands: bytes) -> bytes:
-    """Add the header of a driver payload (npu-reference 1.2) to commands, as the machine requires."""
+    """Add the header of a driver payload (npu-reference 1.2) to commands."""
     words = len(commands) // 4
     head = [int.from_bytes(COP1, "little"), 0x00100001, npu.config, regs.ID[npu.family], 5, 5, 5]
     head.append((words & 0xFFFF) << 16 | (words >> 16 & 0xFF) << 8 | 2)

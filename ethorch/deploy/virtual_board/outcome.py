@@ -25,7 +25,7 @@ class End:
 
     Attributes:
         how: One of ENDS.
-        code: Exit code of semihosting or of the FVP, or None.
+        code: See ``Run.exit_code``.
     """
 
     how: str

@@ -27,7 +27,7 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
     """Return the trace in Chrome's JSON format, with times in microseconds.
 
     Args:
-        title: Firmware and board.
+        title: Process name in the trace.
         inferences: NPU runs in the order of their start.
     """
     rows: list[dict[str, Any]] = [

@@ -9,8 +9,8 @@
 
 namespace ethorch {
 
-// Prepares to run a payload and returns a state, or calls driver_report() and returns nullptr if that fails. `blob` contains the
-// payload and must outlive the state.
+// Prepares to run a payload and returns a state. On failure, reports the error and returns nullptr. `blob` contains the payload and
+// must outlive the state.
 void* driver_open(const Payload& payload, const uint8_t* blob, size_t size);
 
 // Runs one inference and returns true on success. inputs[i] and outputs[i] point to buffers with the sizes of the payload's

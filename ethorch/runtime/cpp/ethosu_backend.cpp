@@ -42,7 +42,7 @@ struct Delegate {
   }
 };
 
-static_assert(sizeof(void*) != 4 || sizeof(Delegate) == 48, "ethorch/figures/pools.py counts it");
+static_assert(sizeof(void*) != 4 || sizeof(Delegate) == 48, "ethorch/figures/pools.py must use the same size");
 
 // A message that is formatted without a C library. Text that exceeds the buffer is truncated.
 class Message {

@@ -49,7 +49,7 @@ struct Item {
   const void* data;
   uint64_t bytes;
 };
-static_assert(sizeof(Item) == 64, "ethorch/runtime/executor.py has the same");
+static_assert(sizeof(Item) == 64, "_Item in ethorch/runtime/executor.py must have the same size");
 
 // An allocator that grows on demand and releases all memory together.
 class Growing final : public MemoryAllocator {

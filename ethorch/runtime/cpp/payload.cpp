@@ -115,7 +115,7 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed 
     const size_t length = word(header + 16);
     const size_t rest = size - position - kHeaderBytes;
     if (length > INT32_MAX || length > rest) {
-      return "a block declares more data than follows";
+      return "the length of a block exceeds the remaining bytes";
     }
     const bool begin = std::strcmp(name, "vela_bin_stream") == 0;
     end = std::strcmp(name, "vela_end_stream") == 0;

@@ -66,7 +66,7 @@ class Memory(Sourced):
         kind: One of MEMORY_KINDS.
         aliases: Other base addresses of the same memory, e.g. secure and non-secure.
         npu_ports: NPU ports connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
-        bytes_per_second: Peak bandwidth of NPU accesses. None if unknown, like the following values.
+        bytes_per_second: Peak bandwidth of NPU accesses. This and the following values are None if unknown.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.
         outstanding: Maximum number of outstanding NPU requests.
@@ -170,7 +170,7 @@ class Board(Sourced):
 
     @property
     def is_platform(self) -> bool:
-        """True if the board is a development platform or is emulated."""
+        """True if Arm's FVP or QEMU emulates the board, or if it is ``generic``."""
         return bool(self.fvp or self.qemu) or self.name == "generic"
 
     @property

@@ -1,6 +1,6 @@
 """Load boards from TOML files: built-in boards by name, user-defined boards by path.
 
-The tables are ``[cpu]``, ``[[memory]]``, ``[uart]`` and ``[[npu]]``. Every number requires a source or the word ``assumed``. See
+The tables are ``[cpu]``, ``[[memory]]``, ``[uart]`` and ``[[npu]]``. Every number requires a source, which can be ``assumed``. See
 docs/guides/virtual-board.md for an example.
 """
 

@@ -178,7 +178,7 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
-    """Return the spread of the measurements on a board if there are at least two.
+    """Return the spread of the measurements on a board, excluding FVPs, if there are at least two.
 
     Otherwise return the spread of all measurements on this board and on bare-metal silicon, or None if there are none.
     """

@@ -45,8 +45,8 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Select the memories for an NPU.
 
     If no memory mode is passed, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash or DRAM, in this order, and feature maps in the largest SRAM. If weights are in DRAM on U65 or U85, feature maps are also
-    in DRAM and are staged through the SRAM.
+    flash, DRAM or SRAM, in this order, and feature maps in the largest SRAM. If weights are in DRAM on U65 or U85, feature maps are
+    also in DRAM and are staged through the SRAM.
 
     Args:
         memory_mode: Memory mode that overrides the slot's memories.

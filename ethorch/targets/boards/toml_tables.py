@@ -34,7 +34,7 @@ class Key:
 
 
 def integer(low: int, high: int, what: str = "") -> Callable[[Any], int]:
-    """Return a check that accepts integers from ``low`` to ``high``."""
+    """Return a check that accepts integers from ``low`` to ``high``. ``what`` is appended to the error message."""
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -132,7 +132,7 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Check a table and return its converted values. Absent optional keys are omitted.
 
-        Numbers require the key ``source``, or one key in ``sources`` each. ``sources`` in the result contains each number's source.
+        Each number requires a source: the table's ``source``, or a key in ``sources``. The result's ``sources`` contains all.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")

@@ -10,7 +10,7 @@ void console_number(uint32_t value);
 void console_signed(int32_t value);
 void console_hex(uint32_t value);
 
-/* Sends 0x04, and exits by semihosting with this status. Loops forever if no debugger or emulator is attached. */
+/* Sends 0x04, and exits by semihosting with this status. Does not return. */
 void firmware_exit(int status);
 
 #endif

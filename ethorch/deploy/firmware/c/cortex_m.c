@@ -1,4 +1,4 @@
-/* The driver's hooks for a Cortex-M: data cache maintenance by address, a timeout by SysTick, and the NPU's interrupt. */
+/* The driver's hooks for a Cortex-M: data cache maintenance by address, a timeout measured with SysTick, and the NPU's interrupt. */
 #include "cortex_m.h"
 
 #include "board.h"

@@ -77,7 +77,7 @@ def compute(
 
     Args:
         views: The output, followed by the inputs.
-        order: Required order of the loops over axes. Default: any order.
+        order: See :meth:`Writer.map`.
     """
     out, *inputs = views
     if not out.numel:

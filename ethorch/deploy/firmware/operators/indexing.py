@@ -25,7 +25,7 @@ def _write_walk(
     indices: Sequence[View],
     axes: Sequence[tuple[int, int]],
 ) -> None:
-    """Gather or scatter in a loop over the common shape of all views."""
+    # Gathers or scatters in a loop over the common shape of all views.
     # places: Indexed tensor, with stride 0 along the indexed axes.
     # plain: Tensor that is not indexed.
     # written_view: The output: ``places`` or ``plain``.

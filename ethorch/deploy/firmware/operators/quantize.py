@@ -18,7 +18,7 @@ def check_dtypes(values: View, codes: View) -> None:
 
 
 def add_parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
-    """Add an ``etk_quantization`` constant, and return its address as C."""
+    """Add an ``etk_quantization`` constant, and return the C expression of its address."""
     numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
     return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
 
