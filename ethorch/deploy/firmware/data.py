@@ -14,7 +14,7 @@ class Blob:
     """A block of bytes with a C symbol.
 
     Attributes:
-        section: C macro for the section, or the quoted section name.
+        section: C macro for the section name.
         content: Bytes, padded to a multiple of 16.
     """
 

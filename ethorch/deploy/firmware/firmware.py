@@ -53,7 +53,7 @@ class Firmware:
         files: Paths relative to ``folder``.
         target: NPU of the program.
         board: Board that determines the memory layout and the self-test.
-        sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        sizes: Bytes by name: ``arena``, ``fast`` (staging memory), ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
             ``sizes`` counts memory that methods share only once.

@@ -64,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Return a lower bound of an operation's NPU cycles, assuming that each byte moves once and all multipliers are busy."""
+    """Estimate the minimum NPU cycles of an operation: each byte moves once, and all multipliers are busy after ISSUE_CYCLES."""
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
         if region in memories:

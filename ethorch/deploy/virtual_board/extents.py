@@ -33,7 +33,7 @@ class Extent:
 def extents(program: Program) -> dict[int, Extent]:
     """Return the extent of each region for a stream without branches.
 
-    DMAs with indices are omitted. Raises MachineFault if an operation cannot be prepared.
+    Strided and indexed DMAs are omitted. Raises MachineFault if an operation cannot be prepared.
     """
     extent_by_region: dict[int, Extent] = {}
     for step in program.steps():

@@ -21,7 +21,7 @@ from ethorch.targets.boards.toml_tables import Document, Key, integer, many, nam
 FOLDER = Path(__file__).parent
 MOST_FILE_BYTES = 1 << 20
 _CORES = ("cortex-m0", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m52", "cortex-m55", "cortex-m85")
-_ADDRESS = integer(0, 0xFFFFFFFF, ", an address")
+_ADDRESS = integer(0, 0xFFFFFFFF, " (an address)")
 _PAGE = 0x1000  # page size in which emulators map memory
 _MOST_BYTES = 1 << 32
 ROLES = ("constants", "feature_maps", "staging")  # keys of [[npu]] that contain the name of a memory
@@ -49,7 +49,7 @@ _MEMORY = {
     "name": Key(name, required=True),
     "kind": Key(one_of(*MEMORY_KINDS), required=True),
     "base": Key(_ADDRESS, required=True, number=True),
-    "size_bytes": Key(integer(_PAGE, _MOST_BYTES, ", bytes"), required=True, number=True),
+    "size_bytes": Key(integer(_PAGE, _MOST_BYTES, " (bytes)"), required=True, number=True),
     "aliases": Key(many(_ADDRESS), number=True),
     "npu_ports": Key(many(one_of(*PORTS)), required=True),
     "bytes_per_second": Key(positive, number=True),
@@ -190,7 +190,7 @@ def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -
         chosen = getattr(slot, role)
         fit = [m.name for m in board.memories if m.npu_ports and (m.writable or role == "constants")]
         if chosen and chosen not in fit:
-            allowed = f"one of {', '.join(fit)}, which the NPU {'reads' if role == 'constants' else 'writes'}"
+            allowed = f"one of {', '.join(fit)} (memories that the NPU can {'read' if role == 'constants' else 'write'})"
             raise document.wrong(("npu", number, role), f"found {chosen!r}", allowed if fit else "a memory with NPU ports")
 
 
@@ -203,7 +203,7 @@ def _place(
     for low, high, occupant in (
         *seen,
         (0xE0000000, 0xE0100000, "the core's own registers"),
-        (1 << 32, 1 << 40, "the end of the address space"),
+        (1 << 32, 1 << 40, "addresses above 4 GiB"),
     ):
         if base < high and low < end:
             raise document.wrong(where, f"{what} at {base:#010x}..{end:#010x} overlaps {occupant}", "a free address range")

@@ -174,7 +174,7 @@ class Spread:
     of: str
 
     def __str__(self) -> str:
-        return f"measured, {self.of} took {self.low:.1f} to {self.high:.1f} times the estimate ({self.count} published figures)"
+        return f"{self.count} published measurements on {self.of} are {self.low:.1f} to {self.high:.1f} times the estimate"
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:

@@ -93,7 +93,7 @@ def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any,
         try:
             checked = tuple(of(item) for item in value)
         except ValueError as error:
-            raise ValueError(f"a list, each {error}") from None
+            raise ValueError(f"a list in which each element is {error}") from None
         if len(set(checked)) != len(checked):
             raise ValueError("a list without repetitions")
         return checked

@@ -115,7 +115,7 @@ WRONG = {
         'family = "u55"\nconstants = "rom"',
         "constants: found 'rom'; expected one of bram",
     ),
-    "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "which the NPU writes"),
+    "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "that the NPU can write"),
     "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repetitions"),
 }
 
