@@ -46,7 +46,7 @@ _INCUMBENT_ONLY = frozenset(
     )
 )
 
-#: Arena sizes: unlimited, or the smallest that adds at most 0.5 % of the cycles.
+#: Arena sizes: unlimited, or the smallest with at most 0.5 % more cycles.
 FAST, FREE = "fast", "free"
 #: Command stream: changed by all passes of ``ethorch.npu.passes``, or that of Vela.
 OPTIMIZED, VELA = "optimized", "vela"
@@ -79,7 +79,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Set the folder for each delegate's TOSA graph (.tosa and text) and its graphs between rewrites. Return the spec."""
+        """Set the folder for each delegate's TOSA graph (.tosa and text) and the graphs after each rewrite. Return the spec."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -145,7 +145,7 @@ class ArmCompileSpec:
         return [(key, value.encode()) for key, value in items.items()]
 
     def publish(self: SpecT) -> SpecT:
-        """Return a copy for the .pte, without artifact folder and debug mode. Raise SpecError like ``to_list``."""
+        """Return a copy for the .pte, without the artifact folder and the debug mode. Raise SpecError like ``to_list``."""
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
         return public
@@ -220,9 +220,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         system_config, memory_mode: ``System_Config`` and ``Memory_Mode`` sections of the ini file. Default: those of the target.
         extra_flags: Additional Vela command-line flags, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
-        arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size that adds at
-            most 0.5 % of the cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest
-            arena exceeds it. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
+        arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size with at most
+            0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest arena
+            exceeds it. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
         resident_bytes: Maximum growth of the arena in bytes for the pass ``resident-weights``, which copies weights that are read
             several times per call.
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
@@ -357,7 +357,10 @@ class EthosUCompileSpec(ArmCompileSpec):
         ]
 
     def publish(self) -> EthosUCompileSpec:
-        """Return a copy for the .pte, also without ini folders, flags without effect, ``verify`` and ``resident_bytes``."""
+        """Return a copy for the .pte.
+
+        It omits artifact folder, debug mode, folders of ini files, flags without effect, ``verify`` and ``resident_bytes``.
+        """
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)

@@ -77,7 +77,7 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     """Parse a size in bytes: a number, a string such as ``"256K"`` or ``"1.5 MiB"``, or None. K, M and G are powers of 1024.
 
     Raises:
-        SpecError: The size is malformed, negative, or not less than 2**63.
+        SpecError: The size is malformed, negative, or at least 2**63.
     """
     if size is None:
         return None
@@ -168,7 +168,7 @@ class Settings:
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         vela_flags: Additional Vela command-line flags.
-        arena: Size of the NPU's arena: ``free`` (the smallest that adds at most 0.5 % of the cycles), ``fast`` (any size), or a
+        arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (any size), or a
             limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
             times per call; the NPU copies these weights at the start of the call. ``flash`` follows the memory mode, with at most

@@ -70,7 +70,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
     """Return the nonempty sections of a project, each with the kinds of memory that the memory mode assumes.
 
     Args:
-        sizes: See :class:`Firmware`.
+        sizes: See ``Firmware.sizes``.
         in_dram: Whether feature maps are planned for DRAM. Required because ``system`` can be None.
     """
     in_sram = system is not None and system.constants_in_sram

@@ -86,7 +86,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report the first of the NPU's ranges with lines that the CPU wrote and did not clean."""
+        """Report the first NPU range in which the CPU wrote lines and did not clean them."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):

@@ -26,7 +26,7 @@ class Engine(ABC):
     """An emulation of a board that runs firmware once.
 
     An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``. If it
-    simulates the NPU, it also implements ``pc``, ``on_npu_start`` and possibly ``instructions``.
+    simulates the NPU, it also implements ``pc``, ``on_npu_start`` and, if it counts them, ``instructions``.
 
     Attributes:
         name: Key in ``runner.ENGINES``.

@@ -132,7 +132,7 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Check a table and return its converted values. Absent optional keys are omitted.
 
-        Each number requires a source: the table's ``source``, or a key in ``sources``. The result's ``sources`` contains all.
+        Each number requires a source: the table's ``source``, or a key in ``sources``. The result contains all in ``sources``.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
