@@ -20,7 +20,7 @@ from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
-    """Check the tensors of each delegate call, and return the method's Ethos-U payloads.
+    """Check the tensors of delegate calls, and return the method's Ethos-U payloads.
 
     Raises:
         ProgramError: A delegate call does not match the payload.
@@ -75,7 +75,7 @@ _ACCEPTED_KINDS = {
 
 
 def check_kernel_calls(description: Method) -> None:
-    """Check the number and kinds of the arguments of each operator call against the operator's schema.
+    """Check the number and kinds of each operator call's arguments against the schema.
 
     Raises:
         ProgramError: A call does not match the schema.

@@ -46,9 +46,8 @@ _LOAD_PROGRAM = "_ZN10executorch7runtime7Program4loadEPNS0_10DataLoaderENS1_12Ve
 def executorch_copies() -> list[Core]:
     """Return all copies of ExecuTorch's core in this process.
 
-    The wheel of ExecuTorch 1.5 has one core library, which does not require torch. In the wheel of 1.4, several shared objects that
-    require torch contain a copy, and the import order determines the copy that the Python bindings use. The delegate is therefore
-    registered with every copy.
+    ExecuTorch 1.5 has one core library, which does not require torch. In 1.4, several shared objects that require torch contain a
+    copy, and the import order determines which copy the Python bindings use. The delegate is therefore registered with every copy.
     """
     core = _find_core()
     paths: list[str | None] = [None, *_import_bindings()] if core is None else [str(core), *_find_kernels(core)]

@@ -32,7 +32,7 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
 def keeps_state(description: Method) -> bool:
     """Return True if the result of a call can depend on previous calls.
 
-    This is possible if the program writes to constants or buffers, or contains in-place operators or random numbers.
+    This requires writes to constants or buffers, in-place operators, or random numbers.
     """
     names = [name.partition("::")[2].partition(".")[0] for name in description.operators]
     written = any(value.place is not None and (value.constant or value.place[0] >= SHARED_MEMORY) for value in description.values)

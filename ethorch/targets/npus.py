@@ -44,7 +44,7 @@ class Target:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """The float dtypes that the NPU supports. Always empty."""
+        """The supported float dtypes. Always empty."""
         return ()
 
     @property

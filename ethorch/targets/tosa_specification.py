@@ -71,7 +71,7 @@ class TosaSpecification:
 
     @property
     def is_U55_subset(self) -> bool:  # the name in ExecuTorch's Arm backend
-        """True if the specification is limited to the TOSA subset that Ethos-U55 supports."""
+        """True if the specification is limited to Ethos-U55's subset of TOSA."""
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:

@@ -133,7 +133,7 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     """Parse Vela flags into a dict, e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
 
     A string or list entry such as ``"--optimise Size"`` is split like a shell command. The last value of a repeated flag applies,
-    except for ``--config``, which collects all values.
+    but ``--config`` collects all values.
 
     Raises:
         SpecError: A flag or value is malformed or not supported.

@@ -110,7 +110,7 @@ def firmware(
         name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
-            twice, with a reset in between. Default: the program's calibration samples, or random samples if there are none.
+            twice, separated by a reset. Default: the program's calibration samples, or random samples if there are none.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:

@@ -107,7 +107,7 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """Return one call per sample for a single method, or a session of several methods twice, with a reset in between."""
+    """Return one call per sample for a single method, or a session of several methods twice, separated by a reset."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]

@@ -1,6 +1,6 @@
 """Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-Files are not trusted. All sizes are limited by the file and the board's memories, and all parsing failures raise ElfError.
+Files are not trusted. The file and the board's memories limit all sizes, and all parsing failures raise ElfError.
 """
 
 from __future__ import annotations

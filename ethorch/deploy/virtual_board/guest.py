@@ -51,7 +51,7 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return a view of the bytes in an address range, or None unless one memory contains the whole range."""
+        """Return a view of an address range, or None unless one memory contains the whole range."""
         location = self.find(address)
         if location is None or location[1] + size > location[0].bytes.size:
             return None

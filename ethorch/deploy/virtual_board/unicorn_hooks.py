@@ -42,7 +42,7 @@ class Hooks(ctypes.Structure):
 
 
 def build() -> Path:
-    """Return the library from the cache, or build it with the host's C++ compiler or with ziglang.
+    """Return the cached library, or build it with the host's C++ compiler or ziglang.
 
     Raises HostError if no compiler is installed.
     """

@@ -180,7 +180,7 @@ class Board(Sourced):
 
     @property
     def flash_bytes(self) -> int | None:
-        """The total size of all nonvolatile memories, or None if there are none, e.g. if the board boots from a card."""
+        """The total size of all nonvolatile memories, or None if there are none."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:

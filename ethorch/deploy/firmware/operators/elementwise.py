@@ -189,7 +189,7 @@ def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) 
 
 @kernel("aten::floor_divide.out")
 def floor_divide(w: Writer, x: View, y: View, out: View) -> None:
-    """out = floor(x / y). Integer division by 0 returns 0, whereas ExecuTorch's runtime raises an error."""
+    """out = floor(x / y). Integer division by 0 returns 0, but raises an error in ExecuTorch's runtime."""
     _in(w, "floor_divide", promote(x.dtype, y.dtype), out, x, y)
 
 
