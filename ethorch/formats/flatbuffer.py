@@ -10,7 +10,7 @@ from collections.abc import Iterator
 class Buffer(ABC):
     """A base class for bytes that contain flatbuffer tables.
 
-    Subclasses define the exception for malformed files. ``max_items`` limits the total length of vectors, except byte vectors.
+    Subclasses define the exception for malformed files. ``max_items`` limits the total length of all vectors except byte vectors.
     """
 
     def __init__(self, data: memoryview, max_items: int):
@@ -30,7 +30,7 @@ class Buffer(ABC):
             raise self.error(what, f"exceeds the limit of {self.max_items} items in a file")
 
     def number(self, form: str, position: int, what: str) -> int:
-        """Return an integer. ``form`` is a format of the struct module, e.g. ``<I``."""
+        """Return the integer at ``position``. ``form`` is a format of the struct module, e.g. ``<I``."""
         self.check(position, struct.calcsize(form), what)
         return int(struct.unpack_from(form, self.data, position)[0])
 

@@ -5,8 +5,8 @@ external flag (1 byte, then 11 zero bytes), and the data, padded to a multiple o
 
 The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both empty. Between them are ``cmd_data``,
 ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. ``inputs`` and ``outputs`` contain a count and nine int32
-per tensor: shape (6, left-padded with ones), element size, byte offset, region. The data of an external block is a
-64-character key, under which the program stores the data.
+per tensor: shape (6, left-padded with ones), element size, byte offset, region. An external block contains a
+64-character key instead, under which the program stores the data.
 
 The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
@@ -109,7 +109,7 @@ class DelegatePayload:
 
         Args:
             external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates share equal data. ExecuTorch 1.5 or newer reads such blocks.
+                Delegates with equal data share one copy. ExecuTorch 1.5 or newer reads such blocks.
         """
         blocks = {
             _BEGIN: b"",
@@ -200,7 +200,7 @@ def _find_external(block: str, key: bytes, named: Mapping[str, bytes]) -> memory
     if (name := key.decode()) not in named:
         raise PayloadError(
             f"block {block} is external, but the program has no data named {name}. The data is in a .ptd file, or is missing. "
-            "Compile the model with ethorch, which stores all data in the .pte, or without external blocks."
+            "Compile the model without external blocks, or with ethorch, which stores all data in the .pte."
         )
     return memoryview(named[name])
 

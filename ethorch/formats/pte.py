@@ -64,7 +64,11 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, or by default ``forward`` or the first method that computes. Raise HostError if no such method exists."""
+    """Return ``method``. The default is ``forward``, or the first method that is not a constant.
+
+    Raises:
+        HostError: The method does not exist.
+    """
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
@@ -72,7 +76,7 @@ def entry_point(program: Program, method: str | None = None) -> str:
         raise HostError(
             f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.{did_you_mean(method or '', entries)}"
             if entries
-            else "the program has no method that computes; its methods only return constants."
+            else "the program has no method to run; its methods only return constants."
         )
     return method
 

@@ -13,7 +13,7 @@ from ethorch.formats.pte_types import Extra, Method, Program, Value
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 from ethorch.support.errors import ProgramError
 
-#: First planned memory of shared buffers. Memory 1 contains the tensors of a single method
+#: Index of the planned memory for shared buffers. Memory 1 contains each method's own tensors
 #: (executorch/exir/passes/memory_planning_pass.py of 1.5).
 SHARED_MEMORY = 2
 
@@ -28,8 +28,8 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
             ``<entry point>.<old name>``.
 
     Raises:
-        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, named data differ, a temporary tensor has
-            an initial value, or a persistent tensor is outside all buffers.
+        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, or programs have different data of the same
+            name. Also raised if a temporary tensor has an initial value, or a persistent tensor is outside all buffers.
     """
     contents = _Contents()
     buffers = _Buffers()
@@ -77,7 +77,7 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
         within = offset - before.place[1]
         if memory == before.place[0] and within >= 0 and within + value.nbytes <= before.nbytes:
             return replace(value, place=(after.place[0], after.place[1] + within))
-    raise ProgramError(f"method {method!r} stores {value} at byte {offset} of memory {memory}, which is outside its buffers.")
+    raise ProgramError(f"method {method!r} stores {value} at byte {offset} of memory {memory}, outside the buffers of the method.")
 
 
 class _Contents:

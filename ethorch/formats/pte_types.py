@@ -57,7 +57,7 @@ class Extra:
     """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index of the segment with the initial value in the program's ``mutable``.
+        segment: Index, in the program's ``mutable``, of the segment with the initial value.
         name: Name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
@@ -78,7 +78,8 @@ class Value:
         dtype: Torch name of a tensor's type.
         dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
-        data: Index of a tensor's bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 if none.
+        data: Index of a tensor's bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 if the
+            tensor has no bytes.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
@@ -139,7 +140,7 @@ class Delegate:
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction that calls an operator (full name) or a delegate (index). ``args`` are value indices."""
+    """An instruction that calls an operator by its full name, or a delegate by its index. ``args`` are value indices."""
 
     operator: str
     delegate: int | None
