@@ -23,7 +23,7 @@ class Evaluator:
     """An evaluator that computes metrics."""
 
     def evaluate(self) -> dict[str, Any]:
-        """Return the metrics by name."""
+        """Return the metrics, keyed by name."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class ImageNetEvaluator(Evaluator):
         self.max_samples, self.validation_dataset = max_samples, validation_dataset
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``num_samples``, and ``accuracy`` as fractions with the keys ``top-1`` and ``top-5``.
+        """Return ``num_samples``, and ``accuracy``, a dict with the fractions ``top-1`` and ``top-5``.
 
         Raises:
             FileNotFoundError: The folder does not exist.

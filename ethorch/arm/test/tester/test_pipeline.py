@@ -66,13 +66,13 @@ class PipelineStage:
 
 
 class BasePipeline(Generic[T]):
-    """A list of stages that can be changed before it runs. By default: export, check, lower, check, ``to_executorch``.
+    """A list of stages that can be changed before it runs. The default stages are export, check, lower, check and ``to_executorch``.
 
     Args:
         test_data: Inputs for export and for the run.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         exir_ops: Names of edge operators that must be delegated.
-        use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
+        use_to_edge_transform_and_lower: Whether to lower in one stage instead of the stages ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
     """
 
@@ -114,14 +114,14 @@ class BasePipeline(Generic[T]):
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
         """Insert a stage that calls ``func``.
 
-        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` or the number of earlier stages
-        with this name (if not 0) are appended.
+        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The default suffix is
+        the number of earlier stages with this name, or empty if there are no such stages.
 
         Args:
             pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
 
         Raises:
-            EthorchError: The identifier exists already, or the position is out of range.
+            EthorchError: The identifier already exists, or the position is out of range.
         """
         count = len(self._stages)
         place = pos if pos >= 0 else count + pos + 1
@@ -169,11 +169,11 @@ class BasePipeline(Generic[T]):
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Add a stage that appends the artifact of the stage ``stage_id`` to the file ``suffix``. Default: standard output."""
+        """Add a stage that appends the artifact of stage ``stage_id`` to the file ``suffix`` (default: standard output)."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
-        """Add a stage that prints the number of calls of each operator after the stage ``stage_id``."""
+        """Add a stage after ``stage_id`` that prints the number of calls of each operator."""
         return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
 
     def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
@@ -274,7 +274,7 @@ def _tosa_spec(
 
 
 class TosaPipelineINT(BasePipeline[T]):
-    """Quantize, lower to TOSA's INT profile, run in the TOSA reference model, and compare with the quantized module.
+    """A pipeline that compares the quantized module with its TOSA INT graph, run in the TOSA reference model.
 
     Args:
         module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
@@ -282,7 +282,7 @@ class TosaPipelineINT(BasePipeline[T]):
         per_channel_quantization: Whether each output channel has its own weight scale.
         custom_path, tosa_debug_mode: Folder for TOSA graphs, and debug information to write to it.
         atol, rtol, qtol: See ``EthosUTester.run_method_and_compare_outputs``.
-        frobenius_threshold, cosine_threshold: Limits for the quantized module, compared with the float module.
+        frobenius_threshold, cosine_threshold: Limits for the comparison of the quantized module with the float module.
         tosa_extensions: TOSA extensions. ``int16`` quantizes activations to int16.
         epsilon: Minimum scale of int16 activations.
         fold_quantize: Whether to store weights as integers.
@@ -329,7 +329,7 @@ class TosaPipelineINT(BasePipeline[T]):
 
 
 class TosaPipelineFP(BasePipeline[T]):
-    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, and compare with the float module.
+    """A pipeline that compares the float module with its TOSA FP graph, run in the TOSA reference model.
 
     See ``BasePipeline`` and ``TosaPipelineINT`` for the arguments.
     """
@@ -369,7 +369,7 @@ class TosaPipelineFP(BasePipeline[T]):
 
 
 class _EthosUPipelineINT(BasePipeline[T]):
-    """Quantize, compile for an Ethos-U, run the ``.pte`` in the simulator, and compare with the quantized module.
+    """A pipeline that compares the quantized module with its ``.pte`` for an Ethos-U, run in the simulator.
 
     See ``BasePipeline`` and ``TosaPipelineINT`` for the other arguments.
 
@@ -427,14 +427,14 @@ class EthosU85PipelineINT(_EthosUPipelineINT[T]):
 
 
 class OpNotSupportedPipeline(BasePipeline[T]):
-    """Lower the module, and check that operators are not delegated.
+    """A pipeline that lowers the module and checks that operators are not delegated.
 
     Args:
         module, test_data: See ``BasePipeline``.
         non_delegated_ops: Expected number of CPU calls for each edge operator.
         n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
-        quantize: Whether to quantize, and use the INT profile instead of FP.
+        quantize: Whether to quantize the module, and use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators that the Ethos-U55 supports.
     """
 
