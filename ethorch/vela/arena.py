@@ -49,11 +49,11 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
     The total size of staging memory and scratch region does not increase.
 
     Args:
-        first: Model compiled without a requested size.
+        first: Model compiled without a requested arena size.
         tolerance: Maximum increase in cycles, relative to ``first``.
 
     Returns:
-        The selected model and its requested size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
+        The selected model and its requested arena size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
             returned if its arena has at most 16 KiB, or less than 4 % would be saved.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search for the fastest schedule within ``limit`` bytes. If none fits, select the smallest arena. See ``minimize_arena``."""
+    """Search for the fastest schedule that fits in ``limit`` bytes, or else for the smallest arena. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -100,7 +100,7 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """A file in the user's cache folder with the result of a search, which ``parts`` determine."""
+    """A cache file for the result of a search. ``parts`` are the values that determine the result."""
 
     def __init__(self, *parts: bytes | str):
         digest = hashlib.sha256()
@@ -126,7 +126,7 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return the values that determine the result of a search, other than the graph."""
+    """Return the values, other than the graph, that determine the result of a search."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 

@@ -71,7 +71,7 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate's commands from the artifacts in ``folder`` with the same payload.
+    """Return the operators of a delegate's commands, from the artifacts in ``folder`` whose payload equals ``payload``.
 
     Folders written by ``executorch.backends.arm`` contain only TOSA files, which are compiled until a payload matches.
 

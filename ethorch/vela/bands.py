@@ -27,11 +27,11 @@ _BITS = 20  # bits per split in a cache entry
 
 @dataclass(frozen=True)
 class Way:
-    """A split of one ``Part`` of a graph into bands of rows.
+    """A way to split one ``Part`` of a graph into bands of rows.
 
     Attributes:
         number: Index of the Part in ``parts(graph)``.
-        count: Index of the number of bands in ``_COUNTS``.
+        count: Index into ``_COUNTS``, which contains the numbers of bands.
     """
 
     number: int

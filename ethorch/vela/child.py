@@ -1,4 +1,4 @@
-"""Run Vela in a child process, which may crash or exceed a time limit."""
+"""Run Vela in a child process, to survive crashes and enforce a time limit."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ScheduledOp:
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         access_cycles: Access cycles, keyed by memory name.
         tosa_op: Index in the operator list of the TOSA block, or None if Vela inserted the operation.
-        command_offsets: Byte offset of the last NPU_OP of each stripe, from the first command word, in ascending order.
+        command_offsets: Byte offset of the last NPU_OP of each stripe, relative to the first command word, in ascending order.
     """
 
     name: str
@@ -177,7 +177,7 @@ class CompiledModel:
         return tuple(scheduled)
 
     def around_peak(self, share: float) -> frozenset[str]:
-        """Return the names of operations at which the arena usage reaches ``share`` of its peak, and of adjacent operations."""
+        """Return the names of operations whose arena usage is at least ``share`` times the peak, and of adjacent operations."""
         header, rows = self.tables["perf"]
         name, usage = header.index("name"), header.index("staging_usage")
         alive = [int(row[usage]) for row in rows]

@@ -1,4 +1,4 @@
-"""Read the inputs, the outputs and the trigger of a Vela bug from a TOSA flatbuffer, without the TOSA library."""
+"""Read the inputs and outputs of a TOSA flatbuffer, and detect the trigger of a Vela bug, without the TOSA library."""
 
 from __future__ import annotations
 

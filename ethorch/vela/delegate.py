@@ -65,8 +65,8 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """Rewrite, compile and verify a lowered TOSA graph. The graph is modified in place.
 
-    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this should save cycles. If the arena exceeds its limit, operators
-    are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
+    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this probably saves cycles. If the arena exceeds its limit,
+    operators are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
     (``vela.repair``).
 
     Raises:
@@ -86,7 +86,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:
-    """Correct a wrong delegate. The attempts run no passes, which take most of the time and preserve results."""
+    """Correct a delegate with wrong results. The attempts omit passes, which take most of the time and preserve results."""
     plain = copy.copy(spec)
     plain.stream_passes = frozenset()
     result = repair_delegate(lowered, lambda changed: _compile(changed, plain))

@@ -73,7 +73,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 
 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """Return an error that also lists the rejected operators, in its message and in ``declined`` (by source location)."""
+    """Return a copy of ``error`` that lists the rejected operators in its message and, by source location, in ``declined``."""
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
     text = f"{error} Vela refuses these operators individually: {names}."

@@ -29,7 +29,7 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, or ``model`` if its stream is COP2 or has branches, no pass changes it, or a check fails."""
+    """Return the optimized model, or ``model`` if its stream is COP2 or has branches, if no pass changes it, or if checks fail."""
     passes = spec.stream_passes
     if not passes or model.command_stream[:4] != stream.COP1:
         return model
@@ -101,7 +101,7 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map keys of operations to keys of decoded operations. A new one maps to the one that it replaces, or to the next."""
+    """Map operations to decoded operations, by key. A new operation maps to the operation that it replaces, or to the next one."""
     decoded = [op.key for op in optimized.before.ops]
     remaining = {op.origin for op in optimized.stream.ops}
     before = dict(pairwise(reversed(decoded)))
@@ -117,7 +117,10 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
 
 
 def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
-    """Map each decoded operation to the new byte offset of its last part, or of the previous operation if it is removed."""
+    """Map each decoded operation to the new byte offset of its last part.
+
+    A removed operation maps to the offset of the previous operation.
+    """
     encoded = optimized.encoded.offsets
     last = {origins[op.key]: encoded[op.key] for op in optimized.stream.ops}
     offset, offsets = encoded[optimized.stream.ops[0].key], {}

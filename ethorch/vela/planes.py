@@ -1,4 +1,4 @@
-"""Change commands to read NCHW inputs as brick-format feature maps with other strides (``ethorch.lower.rewrite.planes``)."""
+"""Change commands to read NCHW inputs as brick-format feature maps with adjusted strides (``ethorch.lower.rewrite.planes``)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if its results match its TOSA graph, or a correct delegate without passes or with copies.
+    """Return the delegate if its results match its TOSA graph. Otherwise, return a correct one, without passes or with copies.
 
     A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator cannot load
     it.
@@ -80,7 +80,7 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
             ", ".join(dict.fromkeys(mended.repairs)),
         )
         return mended
-    raise AssertionError("outputs differ, but the check found no difference")
+    raise AssertionError("the outputs differ from the expected bytes, but check_outputs found no difference")
 
 
 def _without_passes(lowered: Lowered) -> Lowered | None:
@@ -147,7 +147,7 @@ class _Repair:
         return self._left <= 0 or time.thread_time() > self._end
 
     def find(self, suspect: str) -> Lowered | None:
-        """Return a correct delegate with few copies, or None if none is found.
+        """Return a correct delegate with few copies, or None if the search fails.
 
         Args:
             suspect: Name of the first wrong value, or an empty string if a rewrite caused the error.
@@ -187,7 +187,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy operands before operators, and results (``place`` None) after them. Return a description of each operator."""
+    """Insert copies of operands (or of results, if ``place`` is None). Return a description of each affected operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

@@ -1,4 +1,4 @@
-"""Compare a delegate's results with those of its TOSA graph, and find the first operator that differs."""
+"""Compare a delegate's results with those of its TOSA graph, and find the first operator with a wrong result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
 
     Args:
         name: Name of the delegate in error messages.
-        inputs, outputs: Bytes of the tensors. ``outputs`` is the fault if the simulator stopped.
+        inputs, outputs: Bytes of the tensors. If the simulator stopped, ``outputs`` is its fault.
 
     Raises:
         VerificationError: A byte differs, or the simulator stopped.
@@ -51,9 +51,9 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
             got = output.view(reference.dtype).reshape(reference.shape)[index]
             value, operator, where = _first_difference(delegate, arrays, expected, number)
             raise VerificationError(
-                f"{name} and its TOSA graph have different results: {wrong.size:,} of {output.size:,} bytes of output {number} "
-                f"differ, the first at {[int(i) for i in index]}: expected {reference[index]}, got {got}. The first operator that "
-                f"differs is {operator}, {where}. {_ADVICE}",
+                f"{name} and its TOSA graph have different results. {wrong.size:,} of {output.size:,} bytes of output {number} "
+                f"differ. At {[int(i) for i in index]}, expected {reference[index]}, got {got}. The first wrong operator "
+                f"is {operator}, {where}. {_ADVICE}",
                 operator,
                 value,
             )

@@ -169,7 +169,7 @@ def test_a_program_with_a_printed_error_is_no_result(capfd):
     tosa = serialize(b.graph)
     vela.compile(tosa, EthosUCompileSpec("ethos-u55-128"))
     for timeout_seconds in (None, 60):
-        with pytest.raises(VelaError, match=r"ethos-u55-64 that cannot run, and printed: Error: Address out of bounds, .*'shram'"):
+        with pytest.raises(VelaError, match=r"cannot run on ethos-u55-64. Vela printed: Error: Address out of bounds, .*'shram'"):
             vela.compile(tosa, EthosUCompileSpec("ethos-u55-64"), timeout_seconds=timeout_seconds)
     assert "Address" not in capfd.readouterr().out
 

@@ -66,7 +66,9 @@ class PipelineStage:
 
 
 class BasePipeline(Generic[T]):
-    """A list of stages that can be changed before it runs. The default stages are export, check, lower, check and ``to_executorch``.
+    """A list of stages that can be changed before the pipeline runs.
+
+    The default stages are export, check, lower, check and ``to_executorch``.
 
     Args:
         test_data: Inputs for export and for the run.
@@ -114,8 +116,8 @@ class BasePipeline(Generic[T]):
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
         """Insert a stage that calls ``func``.
 
-        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The default suffix is
-        the number of earlier stages with this name, or empty if there are no such stages.
+        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. By default,
+        the suffix is the number of earlier stages with this name. It is omitted if this number is 0.
 
         Args:
             pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
