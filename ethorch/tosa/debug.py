@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the node and source location of an operator. ``number`` becomes its ``event_id``."""
+    """Return the node and source location of an operator. ``number`` becomes the ``event_id``."""
     origin = op.result.origin
     return {
         "event_id": number,

@@ -27,7 +27,7 @@ class Emitter:
         target: Name of the target, for refusals.
 
     Attributes:
-        origin: Origin of operators emitted next.
+        origin: Origin of the operators emitted next.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, target: str = ""):

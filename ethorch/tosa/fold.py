@@ -31,5 +31,5 @@ def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
 
 
 def evaluate(name: str, operands: Sequence[Array], attrs: Attrs) -> Array:
-    """Compute an operator of ``FOLDABLE``."""
+    """Compute an operator listed in ``FOLDABLE``."""
     return np.asarray(MEANING[name](attrs, *operands))

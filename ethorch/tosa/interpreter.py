@@ -276,7 +276,7 @@ def _mul(a: Attrs, x: Array, y: Array) -> Array:
 
 def _intdiv(a: Attrs, x: Array, y: Array) -> Array:
     if not np.all(y):
-        raise ZeroDivisionError("INTDIV by 0")
+        raise ZeroDivisionError("INTDIV divides by 0")
     wide = x.astype(np.int64)
     return np.asarray(np.sign(wide) * np.sign(y) * (np.abs(wide) // np.abs(y.astype(np.int64))))
 
@@ -317,7 +317,7 @@ def _pad(a: Attrs, x: Array) -> Array:
 
 def _check_indices(indices: Array, extent: int) -> None:
     if indices.size and not 0 <= indices.min() <= indices.max() < extent:
-        raise IndexError(f"indices {indices.min()}..{indices.max()} exceed an axis of {extent}")
+        raise IndexError(f"expected indices in 0..{extent - 1}, got {indices.min()}..{indices.max()}")
 
 
 def _gather(a: Attrs, values: Array, indices: Array) -> Array:

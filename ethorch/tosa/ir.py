@@ -102,7 +102,7 @@ class Graph:
                 yield from region.regions()
 
     def copy(self) -> Graph:
-        """Return a copy that shares only the contents of constants."""
+        """Return a copy that shares only constant data with the original."""
         values: dict[int, Value] = {}
 
         def copy_value(value: Value) -> Value:

@@ -74,7 +74,7 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 
 
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return the shape for a RESHAPE and the perms for a TRANSPOSE to ``order``, or None if a RESHAPE is sufficient.
+    """Return the RESHAPE shape and TRANSPOSE perms that reorder axes to ``order``, or None if a RESHAPE is sufficient.
 
     Axes of extent 1 are omitted, and axes that remain adjacent are joined.
     """
@@ -100,7 +100,7 @@ def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Join adjacent ``axes``. Return the new shape and the positions of the joined axes, except axes of size 1."""
+    """Join adjacent ``axes``. Return the new shape and the new positions of ``axes``, without axes of size 1."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):
@@ -113,5 +113,5 @@ def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ..
 
 
 def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the channels-last position of an axis, which differs only for ranks 4 and 5."""
+    """Return the channels-last position of an axis. It differs from ``axis`` only for ranks 4 and 5."""
     return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

@@ -40,8 +40,8 @@ _NAMES = {
     "extent_of_padded_stride": "the input size of a padded window with a stride",
     "longest_axis": "the longest dim of the two matrices",
     "extent": "the size of the dim",
-    "outer": "the number of elements in the dims before the dim",
-    "inner": "the number of elements in the dims after the dim",
+    "outer": "the number of elements in the dims before the reduced dim",
+    "inner": "the number of elements in the dims after the reduced dim",
     "others": "the number of elements in all other dims",
     "rounds": "the rounding (0 or 1)",
 }

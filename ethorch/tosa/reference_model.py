@@ -31,11 +31,11 @@ numpy.savez(outputs, *results)
 def run(
     tosa: bytes | str | os.PathLike[str], inputs: Sequence[npt.NDArray[Any]], timeout_seconds: float = 600
 ) -> list[npt.NDArray[Any]]:
-    """Return the outputs of the TOSA reference model, run in a separate process because the model aborts on invalid graphs.
+    """Return the outputs of the TOSA reference model, which runs in a separate process because it aborts on invalid graphs.
 
     Args:
         tosa: Flatbuffer, or path of a .tosa file.
-        inputs: Arrays with the shapes and dtypes of the graph's inputs. BF16 is ``ml_dtypes.bfloat16``.
+        inputs: Arrays with the shapes and dtypes of the graph's inputs. BF16 arrays have dtype ``ml_dtypes.bfloat16``.
 
     Raises:
         EthorchError: The model refused the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.

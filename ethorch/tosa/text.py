@@ -69,7 +69,7 @@ _OP = re.compile(r"^(%.+?) = ([A-Z0-9_]+) ([^{]*)\{(.*?)\}(?:  # .*)?$")
 def _value(text: str) -> Value:
     match = _VALUE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"not a value: {text!r}; expected %name: DTYPE[shape]")
+        raise ValueError(f"expected a value such as '%x: INT8[1, 4]', got {text!r}")
     name, dtype, shape = match.groups()
     return Value(name, tuple(int(extent) for extent in shape.split(",") if extent.strip()), dtype)
 
@@ -98,7 +98,7 @@ def _parse(text: str) -> Graph:
         elif word == "const":
             left, separator, data = rest.partition(" = ")
             if not separator:
-                raise ValueError(f"constant without data: {line!r}. Print the graph with constants=True")
+                raise ValueError(f"expected a constant with data, got {line!r}. Print the graph with constants=True")
             value = define(_value(left))
             dtype, _, payload = data.partition(":")
             value.data = np.frombuffer(base64.b64decode(payload), np.dtype(dtype)).reshape(value.shape)
@@ -107,7 +107,7 @@ def _parse(text: str) -> Graph:
         else:
             match = _OP.match(line)
             if not match:
-                raise ValueError(f"not an operator: {line!r}")
+                raise ValueError(f"expected an operator, got {line!r}")
             left, name, right, attr_text = match.groups()
             operands = tuple(values[part.strip()[1:]] for part in right.split(",") if part.strip())
             results = tuple(define(_value(part)) for part in re.findall(r"%[^\s:,]+: [A-Z0-9]+\[[\d, ]*\]", left))
