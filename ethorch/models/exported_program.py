@@ -199,7 +199,7 @@ def _is_operator(target: str) -> bool:
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return the name of a type in a serialized pytree that requires an import, or None."""
+    """Search a serialized pytree for a type that requires an import. Return its name, or None."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

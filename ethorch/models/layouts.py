@@ -1,7 +1,7 @@
 """Convert inputs and outputs to NHWC, e.g. for cameras.
 
 NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6% of mobilenet_v2's cycles on u85-256). Inputs in
-``channels_last``, and the inputs of ``NhwcIo``, do not.
+``channels_last`` format, and the inputs of ``NhwcIo``, do not require one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def from_nhwc(value: Any) -> Any:
 
 
 class NhwcIo(nn.Module):
-    """A model with inputs and outputs [N, H, W, C] and [N, D, H, W, C].
+    """A model with inputs and outputs of shape [N, H, W, C] or [N, D, H, W, C].
 
     Wrap the model before ``torch.export``. The permutes do not move data on the NPU. Convert calibration samples with
     ``ethorch.models.layouts.nhwc_inputs``.

@@ -31,7 +31,7 @@ class Sample:
 
     Attributes:
         label: Label from the data set, or None.
-        name: Origin for messages: ``sample 3``, or a file name.
+        name: Name in messages, such as ``sample 3`` or a file name.
     """
 
     inputs: Inputs
@@ -100,7 +100,7 @@ def read_samples(
         example_inputs: Input tuple that determines the number, shapes and dtypes, and whether samples are NumPy arrays.
         keywords: Names of the last inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
-        others: Example inputs with other accepted shapes.
+        others: Further example inputs, whose shapes are also accepted.
         kind: Name of an item in messages.
 
     Raises:

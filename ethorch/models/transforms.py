@@ -18,7 +18,7 @@ class Normalize:
         mean, std: Lists of one number per channel, or of one number for all channels.
 
     Raises:
-        SpecError: A std is not positive, or the lengths of ``mean`` and ``std`` differ or are 0.
+        SpecError: A value in ``std`` is not positive, or the lengths of ``mean`` and ``std`` differ or are 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):

@@ -186,7 +186,7 @@ def is_raised_in(error: BaseException, folder: Path) -> bool:
 
 
 def first_sentence(error: BaseException) -> str:
-    """Return the type and first line of an error, e.g. ``ValueError: first line.``, ending with a full stop."""
+    """Return the type and first line of an error, with a final period, e.g. ``ValueError: first line.``."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0].strip()}" if lines and lines[0].strip() else type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text.rstrip(':;,')}."
