@@ -232,7 +232,7 @@ def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, 
 
 
 def read_data(source: str, choices: options.Choices, method: str | None = None) -> Mapping[str, Any] | None:
-    """Return a method's JSON-compatible data from JSON, a saved folder or a .pte, or None if the source is a model."""
+    """Return a method's JSON-compatible data from a .json, a saved folder or a .pte, or None if the source is a model."""
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):

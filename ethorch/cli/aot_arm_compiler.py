@@ -61,7 +61,7 @@ def aot_arm_compiler(
     ] = None,
     target: Annotated[
         str,
-        typer.Option("--target", "-t", help="An NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or e.g. cortex-m55."),
+        typer.Option("--target", "-t", help="An NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or a CPU such as cortex-m55."),
     ] = "ethos-u55-128",
     calibration_data: Annotated[
         Path | None,

@@ -26,7 +26,7 @@ _NO_FIT = 0.5  # maximum error of a fit without a warning
 @command("boards", PANEL)
 def boards(
     board: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print one board in full; a TOML file is also checked.")
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="Board to print in full; a TOML file is also checked.")
     ] = None,
     fit: Annotated[
         Path | None,

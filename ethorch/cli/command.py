@@ -176,7 +176,7 @@ def _progress(quietly: bool) -> Iterator[None]:
 
 @contextmanager
 def messages(level: int) -> Iterator[None]:
-    """Print each message logged by ethorch at this level or above to stderr once, and silence other libraries."""
+    """Print each distinct ethorch log message of at least ``level`` on stderr, and silence other libraries."""
     package = logging.getLogger("ethorch")
     before = package.level, package.propagate
     handler = logging.StreamHandler(sys.stderr)

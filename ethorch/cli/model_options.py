@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Load the named model, with weights from a state dict if set, or the models of several methods.
+    """Load the named model or methods. If ``weights`` is set, load this state dict into the model.
 
     Raises:
         SpecError: ``weights`` is set and the reference has several methods.
@@ -87,7 +87,7 @@ def inputs_from(
     """Read the inputs of one inference from one file with all inputs, or from one file for each input.
 
     Args:
-        open_dims: For each example input, the axes whose sizes may differ. Default: none.
+        open_dims: For each example input, the axes whose sizes may differ from the example. Default: no axes.
 
     Raises:
         EthorchError: The inputs do not match the example inputs.
@@ -112,7 +112,7 @@ def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Coll
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     """Read the inputs of one inference, either in the program's input types or as floats to quantize.
 
-    If the program selects a method by input shapes, the inputs may have any of these shapes.
+    If the program selects a method by input shapes, the shapes of any method are accepted.
 
     Raises:
         EthorchError: The inputs do not match the program.

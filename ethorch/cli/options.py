@@ -175,7 +175,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings file, and assignments of single settings."""
+    """The settings file, and assignments to single settings."""
 
     settings: SettingsFile = None
     set: Assignments = None
@@ -193,8 +193,8 @@ def settings_of(
 ) -> Settings:
     """Return the Settings that the options select.
 
-    Flags override ``--set``, which overrides ``--settings``, which overrides the defaults. The function lists Vela flags without
-    effect on stderr.
+    Flags override ``--set``, which overrides ``--settings``, which overrides the defaults. Vela flags without effect are listed
+    on stderr.
 
     Raises:
         SpecError: A name, size or file is invalid.

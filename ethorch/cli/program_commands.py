@@ -113,7 +113,7 @@ def generate(
         ),
     ] = "",
 ) -> Answer:
-    """Generate text with a program compiled by ethorch.language, which has a method decode and may have a method prefill."""
+    """Generate text with a program compiled by ethorch.language, i.e. one with a method decode and optionally a method prefill."""
     from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)

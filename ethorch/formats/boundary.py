@@ -49,7 +49,7 @@ class Codes:
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Quantize the float inputs that have entries in ``codes``. Keys are ``input0``, ``input1``, ... in flattened order."""
+    """Quantize the float inputs that have entries in ``codes``. Keys are ``input0``, ... in flattened order."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
         if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):

@@ -78,8 +78,7 @@ class Value:
         dtype: Torch name of a tensor's type.
         dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
-        data: Index of a tensor's bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 if the
-            tensor has no bytes.
+        data: Index of the bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 means no bytes.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.

@@ -302,7 +302,7 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         sessions: Sessions of calls (name, inputs), or a single session.
 
     Raises:
-        EthorchError: Method names differ or are not strings, a session is malformed, or its inputs do not match the example inputs.
+        EthorchError: Method names differ or are not strings, or a session is malformed or does not match the example inputs.
     """
     inputs = {} if example_inputs is None else example_inputs
     if not isinstance(inputs, Mapping) or not models:

@@ -16,7 +16,7 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 
 
 def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel | None:
-    """Return a copy of the model whose convolution ``name`` has ``channels`` output channels, to estimate the effect before training.
+    """Return a copy of the model whose convolution ``name`` has ``channels`` outputs, to estimate the effect before training.
 
     Layers that read the outputs (convolutions, batch norms, linear layers) lose the same channels. Return None if ``name`` is not
     an ungrouped convolution with more channels, or if the model then fails, e.g. because of a residual addition or a view.

@@ -95,7 +95,7 @@ def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float3
     """Create a deterministic example input.
 
     The input is a smooth image in about -2..2 if the rank is 4, and normally distributed otherwise. Integers are ones. Calibration
-    requires real inputs instead.
+    requires real inputs.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)

@@ -89,9 +89,11 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
     errors = dict.fromkeys(line.decode(errors="replace").strip() for line in omitted if line.startswith(_ERRORS))
     if errors:
-        raise VelaError(f"the program from Vela cannot run on {spec.target.name}. Vela printed: {'; '.join(errors)}.")
+        raise VelaError(f"the program that Vela returned cannot run on {spec.target.name}. Vela printed: {'; '.join(errors)}.")
     if not isinstance(raw, regor.CompiledRawModel):
-        raise VelaError(f"Vela returned {type(raw).__name__} instead of a raw model. `ethorch doctor` lists the tested versions.")
+        raise VelaError(
+            f"Vela returned {type(raw).__name__} instead of a raw model. `ethorch doctor` lists the tested Vela versions."
+        )
     return _read(raw, spec)
 
 

@@ -1,4 +1,4 @@
-"""Read the inputs and outputs of a TOSA flatbuffer, and detect the trigger of a Vela bug, without the TOSA library."""
+"""Read the inputs and outputs of a TOSA flatbuffer, and detect a Vela bug's trigger, without the TOSA library."""
 
 from __future__ import annotations
 

@@ -88,5 +88,7 @@ def test_a_part_of_a_buffer_goes_with_it() -> None:
     *_, y, part = found.methods["b"].values
     assert y.place == (SHARED_MEMORY, 112 + 16)
     assert part.place == (SHARED_MEMORY, 112 + 16 + 8)
-    with pytest.raises(ProgramError, match=r"method 'b' stores int8\[4\] at byte 24 of memory 2, outside the buffers of the method"):
+    with pytest.raises(
+        ProgramError, match=r"method 'b' stores int8\[4\] at byte 24 of memory 2, outside the buffers of the method"
+    ):
         merge({"a": program(), "b": program(kept("x", 4, 0), row)}, {})

@@ -31,7 +31,7 @@ class NumericalModelEvaluator(Evaluator):
     """An evaluator of the differences ``reference - evaluated`` between the outputs of two models.
 
     Args:
-        eval_dtype: Dtype to which the inputs of ``eval_model`` are converted. Defaults to no conversion.
+        eval_dtype: Dtype to which the inputs of ``eval_model`` are converted. Default: no conversion.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ImageNetEvaluator(Evaluator):
         eval_model: Classifier that returns scores [batch, classes].
         batch_size: Number of images per call.
         validation_dataset_path: Folder of images, with one subfolder per class.
-        eval_dtype: Dtype to which the images are converted. Defaults to no conversion.
-        max_samples: Maximum number of images. Defaults to all images.
+        eval_dtype: Dtype to which the images are converted. Default: no conversion.
+        max_samples: Maximum number of images. Default: all images.
         validation_dataset: Data set of (image, class) pairs to use instead of the folder.
 
     Raises:

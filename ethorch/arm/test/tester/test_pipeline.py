@@ -116,8 +116,8 @@ class BasePipeline(Generic[T]):
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
         """Insert a stage that calls ``func``.
 
-        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. By default,
-        the suffix is the number of earlier stages with this name. It is omitted if this number is 0.
+        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The default
+        suffix is the number of earlier stages with this name, if any.
 
         Args:
             pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
@@ -436,7 +436,7 @@ class OpNotSupportedPipeline(BasePipeline[T]):
         non_delegated_ops: Expected number of CPU calls for each edge operator.
         n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
-        quantize: Whether to quantize the module, and use the INT profile instead of FP.
+        quantize: Whether to quantize, and use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators that the Ethos-U55 supports.
     """
 
