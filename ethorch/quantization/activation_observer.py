@@ -34,7 +34,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range is used instead, which
+        fixed_range: Range of the mathematical function, e.g. 0..1 for softmax. A smaller observed range is used instead, which
             improves the SQNR by up to 6 dB, e.g. for attention over hundreds of tokens.
 
     Attributes:
@@ -43,7 +43,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
         center: (zero point, factor), or None. The zero point is used if the quantization step grows at most by the factor.
-        sums: Observers of the sums that add this value to scores. Used if ``masked``.
+        sums: Observers of the sums of this value and scores, used if ``masked`` is set.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether the value is a program input, for which statistics are recorded.
         seen: Observations, except the histogram.
@@ -94,7 +94,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.follow(None)
 
     def follow(self, leader: ActivationObserver | Follower | None, feed: bool = False) -> None:
-        """Use the quantization parameters of ``leader``. If ``feed``, the leader also observes the values of this observer."""
+        """Use the quantization parameters of ``leader``. If ``feed`` is set, the leader also observes this observer's values."""
         self._leaders: list[ActivationObserver | Follower] = (
             [] if leader is None else [leader]
         )  # in a list, which nn.Module does not register as a submodule
@@ -163,7 +163,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add values of magnitudes up to ``largest`` to the histogram, after doubling the width of the bins until they fit."""
+        """Add values to the histogram, after doubling the width of its bins until it covers the magnitude ``largest``."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -225,7 +225,10 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range covers ``limits`` (if symmetric, only the larger magnitude), or if all values are 0."""
+        """Return True if the observed range covers ``limits``, or if all values are 0.
+
+        For a symmetric range, only the larger magnitudes are compared.
+        """
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0
@@ -250,7 +253,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Narrow a range to the neighborhood of the thresholds. Values outside saturate, which does not change comparisons."""
+    """Narrow a range to the neighborhood of the thresholds. Values outside it saturate, which does not change comparisons."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -258,8 +261,8 @@ def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tu
 def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
     """Return the (scale, zero point) that map a real range to all integer values.
 
-    The zero point is 0 for int16, as the NPU requires, and for int32, because ExecuTorch's kernel would overflow. int32 uses half
-    of the integer values, because float32 cannot represent 2**31 - 1.
+    The zero point is 0 for int16, as the NPU requires, and for int32, because any other value would overflow in ExecuTorch's
+    kernel. int32 uses half of the integer values, because float32 cannot represent 2**31 - 1.
     """
     low, high = limits
     if dtype in (torch.int16, torch.int32):
@@ -304,7 +307,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
 
 def find_leader(observer: Any) -> Any:
-    """Return the last leader in the chain, or ``observer`` if it has no leader."""
+    """Return the last observer in the chain of leaders that starts with ``observer``."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

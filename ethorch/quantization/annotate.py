@@ -1,7 +1,7 @@
 """Annotate operators for torchao, with one observer for all operators that the NPU executes together.
 
-A clamp shares the observer of the operator before it if that operator requantizes. Pointwise operators on one tensor become a
-lookup table.
+A clamp shares the observer of the operator before it if that operator requantizes its result. A chain of pointwise operators on
+one tensor becomes a lookup table.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Scan:
     def find_chains(self, nodes: list[Node]) -> None:
         """Find the input tensor of each pointwise node's chain.
 
-        A result that is also read outside its chain is observed and starts a new chain. Readers that then depend on two tensors
-        must be observed as well, so the search repeats until no chain starts.
+        A result that is also read outside its chain is observed and starts a new chain. Operators that then depend on two
+        tensors must be observed as well, so the search repeats until it finds no new chain.
         """
         while True:
             for node in nodes:
@@ -74,7 +74,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (only input, config) of the pointwise chain that ends with ``node``, or None if no chain does."""
+        """Return (input, config) of the pointwise chain that ends with ``node``, or None if ``node`` does not end a chain."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
@@ -188,7 +188,7 @@ class Scan:
         return len(users) == 1 and self.find_absorbed(users[0]) is value
 
     def is_joined(self, node: Node) -> bool:
-        """Return True if a concatenation that may share quantization parameters with its inputs reads the node."""
+        """Return True if the node is read by a concatenation that may share quantization parameters with its inputs."""
         return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
@@ -200,7 +200,7 @@ class Scan:
         return qspec
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
-        """Return the spec of a weight. A constant weight has one scale for each index of ``axis`` (a single scale if None)."""
+        """Return the spec of a weight. If ``axis`` is set, a constant weight has one scale for each index of that axis."""
         spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec

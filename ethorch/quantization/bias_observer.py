@@ -42,7 +42,10 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     def convert(self, model: GraphModule, node: Node) -> None:
-        """Replace ``node``, which calls this observer, with the bias, rounded if it is constant. Called by ``convert_pt2e``."""
+        """Replace ``node``, which calls this observer, with the bias. A constant bias is rounded.
+
+        ``convert_pt2e`` calls this method.
+        """
         (source,) = node.all_input_nodes
         bias = tensor_of(model, source)
         if bias is None or not self._scales:

@@ -59,18 +59,18 @@ def quantize_methods(
 ) -> dict[str, GraphModule]:
     """Quantize one or several models, which may share buffers.
 
-    Shared buffers and results of operators in shared submodules have one scale in all models. The returned models share copies of
-    the buffers.
+    Shared buffers, and results of operators in shared submodules, have the same scale in all models. The returned models share
+    copies of the buffers.
 
     Args:
         sessions: Sequences of calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
-            calibration samples of a single model, or otherwise to example inputs.
+            calibration samples if there is a single model with samples, and to the example inputs otherwise.
         alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
-        operators: Configs of operators by FX name. Models without the operator ignore the config.
+        operators: Configs of operators by FX name. A config is ignored by models without its operator.
 
     Raises:
         SpecError: No model contains an operator named in ``operators``.
-        EthorchError: A session calls an unknown model, shapes differ from the example inputs, or a model is never called.
+        EthorchError: A session calls an unknown model, a sample and the example inputs differ in shape, or a model is never called.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):

@@ -27,7 +27,7 @@ _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
 
 @contextmanager
 def mute_sample_warnings() -> Iterator[None]:
-    """Mute warnings about samples that were checked before."""
+    """Mute warnings about samples that have already been checked."""
     token = _MUTED.set(True)
     try:
         yield
@@ -43,7 +43,10 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """The rank and batch size of a tensor, and the strongest correlation of neighboring elements (None if small or constant)."""
+    """The rank and batch size of a tensor, and the strongest correlation of neighboring elements.
+
+    The correlation is None if the tensor is small or constant.
+    """
 
     rank: int
     batch: int
@@ -80,8 +83,8 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
     signal = [each for each in statistics if each.correlation is not None and each.correlation > _SIGNAL]
     if noise and signal:
         logger.warning(
-            "calibration tensors %s of input %s look like noise compared with the others (neighboring elements do not correlate). "
-            "Remove them, because ranges from random tensors do not fit real inputs. [calibration.noise]",
+            "calibration tensors %s of input %s look like noise compared with the other tensors, because neighboring elements "
+            "do not correlate. Remove them, because ranges from random tensors do not fit real inputs. [calibration.noise]",
             noise[:8],
             name,
         )
@@ -105,7 +108,7 @@ class ShapeCheck(nn.Module):
         self.expected = list(expected)
 
     def forward(self, *tensors: Tensor) -> None:
-        """Raise QuantizationError if the shape of an input differs."""
+        """Raise QuantizationError if an input does not have the expected shape."""
         for (name, sizes), x in zip(self.expected, tensors, strict=True):
             if len(sizes) != x.dim() or any(size not in (None, extent) for size, extent in zip(sizes, x.shape, strict=True)):
                 shape = ", ".join("any" if size is None else str(size) for size in sizes)

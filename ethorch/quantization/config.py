@@ -34,11 +34,11 @@ _FEW = 16
 class QuantizationConfig:
     """The specs of the inputs, outputs and weights of operators. A value without a spec remains in float.
 
-    The lowering quantizes biases with input scale x weight scale (int32, or int48 if activations are int16).
+    The lowering quantizes biases to int32, or to int48 if activations are int16. Their scale is input scale x weight scale.
 
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.
-        bias, label: Not used. Accepted for configs written for ExecuTorch's Arm backend.
+        bias, label: Unused fields for compatibility with ExecuTorch's Arm backend.
         is_qat: Whether the config is for ``prepare_qat_pt2e``.
         per_tensor_weight: Observer factory for weights without a channel axis (grouped transposed convolutions).
     """
@@ -93,7 +93,7 @@ def get_symmetric_quantization_config(
 
     Args:
         is_per_channel: Whether each output channel has its own weight scale.
-        is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``, which average activation ranges over steps.
+        is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``. They average activation ranges over training steps.
         is_dynamic: Whether activation ranges are computed at run time, on the CPU.
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
         eps: Minimum scale.
@@ -139,7 +139,9 @@ def get_symmetric_a16w8_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
 
-    Compared with int8, the SQNR rises by 5 to 25 dB, and the cycles multiply by two to four, or by up to 16 for attention on U55.
+    Compared with int8, the SQNR is 5 to 25 dB higher. The NPU needs two to four times the cycles, or up to 16 times for
+    attention on U55.
+
     See :func:`get_symmetric_quantization_config` for the other arguments.
 
     Args:
@@ -157,7 +159,8 @@ def get_symmetric_a16w8_quantization_config(
     _check_range("weight", weight_qmin, weight_qmax, 8)
     if is_dynamic:
         raise QuantizationError(
-            "config.dynamic_int16", "expected is_dynamic=False, got True: torchao supports dynamic ranges only for 8 bits"
+            "config.dynamic_int16",
+            "expected is_dynamic=False, got True. Use int8, because torchao supports dynamic ranges only for 8 bits.",
         )
     act = _activation(
         torch.int16,
@@ -213,13 +216,14 @@ def _check_range(name: str, low: int, high: int, bits: int) -> None:
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
             "config.range",
-            f"expected a {name} range within {allowed[0]}..{allowed[1]} (int{bits}) with zero and another value, got {low}..{high}",
+            f"expected a {name} range within {allowed[0]}..{allowed[1]} (int{bits}) that contains zero and another value, "
+            f"got {low}..{high}",
         )
 
 
 @functools.cache
 def _make_factory(kind: Any, /, **arguments: Any) -> Any:
-    """Cache ``kind.with_args(**arguments)``, so that equal configs compare equal."""
+    # Caching makes equal configs compare equal.
     return kind.with_args(**arguments)
 
 

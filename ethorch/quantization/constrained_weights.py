@@ -1,7 +1,7 @@
-"""Constrain weights to few values or to zeros, in training and in the quantized model.
+"""Restrict weights to a few levels, or set some elements to zero, in training and in the quantized model.
 
-``ethorch.tuning.compress.constrain`` inserts ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and the largest
-magnitude of each output channel is 127, so quantization preserves the constrained values.
+``ethorch.tuning.compress.constrain`` inserts the operator ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and
+the largest magnitude of each output channel is 127, so quantization preserves the constrained values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _straight_through(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, N
 
 
 def _define() -> torch.library.Library:
-    """Define the operator without ``torch.library.custom_op``, which would search all modules for its caller (25 ms)."""
+    # torch.library.custom_op would search all modules for its caller, which takes 25 ms.
     library = torch.library.Library("ethorch", "FRAGMENT")
     library.define("constrained_weight(Tensor weight, Tensor kept, Tensor table, SymInt axis) -> Tensor")
     library.impl("constrained_weight", constrain_weight, "CompositeExplicitAutograd")

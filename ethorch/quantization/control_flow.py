@@ -103,7 +103,7 @@ def quantize_with_submodules(
     if not samples:
         raise QuantizationError(
             "quantize.no_samples",
-            "expected calibration samples, got none. Pass quantize_with_submodules at least one sample for each branch.",
+            "expected calibration samples, got none. Pass at least one sample for each branch to quantize_with_submodules.",
         )
     inline_wrapped_graphs(model, PassContext(trainable=is_qat))
     for graph in model.modules():
@@ -220,7 +220,7 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
 
 
 def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
-    """Convert the graph and its branches separately, because torchao would delete the branches as unused modules."""
+    # The branches are converted separately, because torchao would delete them as unused modules.
     graphs: dict[str, GraphModule] = {}
     for _, _, name, _ in branches(prepared):
         if name not in graphs:
@@ -313,13 +313,13 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
     if unseen:
         raise QuantizationError(
             "submodules.unreached_branch",
-            f"none of {len(samples)} calibration samples reached {'; '.join(unseen)}, so ranges are unknown. Add a sample that "
-            "reaches each branch.",
+            f"none of {len(samples)} calibration samples reached {'; '.join(unseen)}, so activation ranges are unknown. Add a "
+            "sample that reaches each branch.",
         )
     if unreached:
         logger.warning(
             "none of %d calibration samples reached %s. These branches were calibrated with the operands of other "
-            "branches, which may differ. Add a sample for each branch. [submodules.unreached_branch]",
+            "branches, so their ranges may be wrong. Add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

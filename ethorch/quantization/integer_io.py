@@ -119,7 +119,7 @@ def _codes(node: Node) -> Codes:
 
 
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
-    """Add a constant method for each quantization parameter to a .pte."""
+    """Add constant methods to a ``.pte``, one for each quantization parameter."""
     parsed = pte.read(program)
     methods = dict(parsed.methods)
     for name, parameters in codes.items():

@@ -14,10 +14,10 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that no other operator reads, or that all come from one tensor.
+    """Share the observer of each concatenation with the inputs that only it reads, or with all inputs if they come from one tensor.
 
-    A group contains nodes whose results are observed, and edges (argument, reader) from unquantized program inputs or constants.
-    All members share the observer of the first member.
+    A group of values that share an observer contains nodes whose results are observed, and edges (argument, reader) from
+    unquantized program inputs or constants. The observer is that of the first member.
 
     Args:
         is_absorbed: Predicate for nodes that absorb a clamp, after which the observer is placed.

@@ -144,7 +144,7 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Observe only the results of concatenations, because the extremes of their inputs vary more, which would widen the range."""
+    # The inputs of a concatenation are not observed, because their extremes vary more and would widen the range.
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
     outermost = {

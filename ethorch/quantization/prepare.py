@@ -30,7 +30,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 @contextmanager
 def _continue_numbering() -> Iterator[None]:
-    """Assign consecutive numbers to new observers instead of searching for each free number from 0."""
+    """Assign consecutive numbers to new observers instead of searching from 0 for each free number."""
     numbers: Counter[tuple[int, str]] = Counter()
 
     def names(prefix: str) -> Callable[[nn.Module], str]:

@@ -45,7 +45,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     Args:
         compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
-        use_composable_quantizer: Has no effect. Accepted for scripts written for ExecuTorch's Arm backend.
+        use_composable_quantizer: Unused, for compatibility with ExecuTorch's Arm backend.
 
     Raises:
         SpecError: ``compile_spec`` is invalid.
@@ -73,12 +73,15 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize operators without a more specific setting. In all setters except ``set_io``, None leaves operators in float."""
+        """Quantize operators without a more specific setting.
+
+        In all setters except ``set_io``, the config None leaves operators in float.
+        """
         self.settings.everything = quantization_config
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize float program inputs and outputs with a config. If it is None, quantize them like the operators that use them.
+        """Quantize float program inputs and outputs with a config, or like the operators that use them if the config is None.
 
         The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
         or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
@@ -159,7 +162,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Annotate every supported operator that has a config.
 
         Raises:
-            QuantizationError: An annotated operator reads or computes float64 (``quantize.dtype``).
+            QuantizationError: An annotated operator reads or computes float64.
         """
         inner = bool(model.meta.get(INNER))
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()

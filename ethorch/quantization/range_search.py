@@ -62,7 +62,7 @@ def bin_centres(reach: float) -> Floats:
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent of the values, with equal shares below and above."""
+    """Return the (low, high) that enclose ``percentile`` percent of the values, with equally many values below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2

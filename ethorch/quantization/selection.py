@@ -47,10 +47,10 @@ class Settings:
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
         """Return a function from a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
 
-        A decomposed node matches the name and the target of its composite operator. If there is a global config, an unmatched
-        operator without weights (relu, add, cat, pool, matmul, view) adopts the config that all its neighbors share. Neighbors
-        that may also adopt a config are replaced by their own neighbors, so that values between 16-bit modules remain 16-bit.
-        Operators next to a float module use the global config.
+        A node from a decomposition also matches settings for the name or target of its composite operator. If there is a global
+        config, an unmatched operator without weights (relu, add, cat, pool, matmul, view) adopts the config that all its
+        neighbors share. Neighbors that may also adopt a config are replaced by their own neighbors, so that values between
+        16-bit modules remain 16-bit. Operators next to a float module use the global config.
 
         Args:
             warn: Whether to log settings that do not match any node.

@@ -40,7 +40,7 @@ def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat:
     """Return the spec of an output with a known range: a range-limited ``ActivationObserver``, or fixed quantization parameters.
 
     Args:
-        like: Spec of other outputs. Integer limits default to the limits of its dtype.
+        like: Spec of outputs without a known range. Its integer limits default to the limits of its dtype.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
@@ -58,7 +58,7 @@ def check_int32(config: QuantizationConfig) -> None:
     """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: A zero point other than 0 is possible, which overflows in ExecuTorch's CPU kernel.
+        QuantizationError: Zero points other than 0 are possible. They would overflow in ExecuTorch's CPU kernel.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:
@@ -91,7 +91,7 @@ def on_axis(spec: QuantizationSpec, axis: int) -> QuantizationSpec:
 
 
 def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
-    """Return the dtype of a spec, resolving shared specs, or None if it has none."""
+    """Return the dtype of a spec, resolving shared specs, or None if the spec has no dtype."""
     for _ in range(10_000):
         if not isinstance(qspec, SharedQuantizationSpec):
             return getattr(qspec, "dtype", None)

@@ -1,6 +1,6 @@
 """Share one observer between all reads and writes of a mutable buffer.
 
-With different scales, every step would requantize the old entries of a cache.
+With different scales, every call would requantize the old entries of a cache.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Place = Node | tuple[Node, Node]
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     """Share one observer between the readers of a written buffer, the written value, and the intermediate values between them.
 
-    A buffer is skipped if dtypes differ, ranges are dynamic, or the written value is not quantized. A program input that is
-    written unmodified is quantized like the buffer.
+    A buffer is skipped if its reads and writes have different dtypes, if ranges are dynamic, or if the written value is not
+    quantized. A program input that is written unmodified is quantized like the buffer.
 
     Args:
         model: Annotated graph whose writes are ``copy_`` nodes.

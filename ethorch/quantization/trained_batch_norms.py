@@ -1,7 +1,7 @@
 """Fold batch norms into convolutions after quantization-aware training.
 
 ``prepare_qat_pt2e`` emits ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps), which equals
-``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would export 96 patterns to find this expression (15 s).
+``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would take 15 s to find this expression.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weight observers for training. At each step, they select the range with the least squared error."""
+"""Weight observers for training. At each training step, they select the range with the least squared error."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _BIAS_BITS = {
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """Return the scale with the least squared error for each row, selected from ``tried`` multiples (0.3 to 1) of ``scales``."""
+    """Return the multiple of each row's scale with the least squared error, among ``tried`` factors from 0.3 to 1."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor
@@ -99,7 +99,6 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return self.fit_bias(scale), zero
 
     def least_squares(self, scale: Tensor) -> Tensor:
-        """Return the result of :func:`least_squares_scales` for each channel, with 71 multiples of ``scale``."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)

@@ -1,7 +1,7 @@
-"""Rewrite attention masks to a form that quantization supports.
+"""Rewrite attention masks into a form that quantization supports.
 
 User code masks scores with -inf, -1e9 or the minimum float, using ``masked_fill``, ``where`` or an added mask. A range that
-includes such a number leaves no integer values for the scores. All forms become ``masked_fill`` with ``MASKED``, which maps to the
+includes such a number leaves no integer values for the scores. All masks become ``masked_fill`` with ``MASKED``, which maps to the
 lowest integer value. The ``masked_fill`` is placed after operators that scale, add, concatenate or clamp the scores.
 """
 

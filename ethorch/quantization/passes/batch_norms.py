@@ -25,7 +25,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
     Convolutions that share a weight but have different batch norms (detector heads) get separate weights, because torchao would
     fold the first batch norm into all of these convolutions. A batch norm is not folded if another operator reads the result of the
-    convolution, or if its weight or bias is computed.
+    convolution, or if the convolution's weight or bias is computed.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -36,7 +36,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
 
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
-    """Give parameters shared by convolutions with batch norms a separate name for each convolution, for training.
+    """Rename shared parameters for training, so that each convolution with a batch norm has its own weight and bias nodes.
 
     ``prepare_qat_pt2e`` fails if two observed weights are the same node.
     """

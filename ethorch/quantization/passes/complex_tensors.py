@@ -1,7 +1,7 @@
 """Replace complex tensors with pairs of real tensors, and Fourier transforms with constant matrix products.
 
-The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, rotary embeddings with
-``view_as_complex``, ``torch.stft``, FNet and GFNet are fully delegated.
+The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, FNet, GFNet,
+``torch.stft``, and rotary embeddings with ``view_as_complex`` are fully delegated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors, or none if an operator is excluded or has no rule. Requires functionalize and fold_constants."""
+    """Replace all complex tensors, or none if an operator is excluded or has no rule.
+
+    ``functionalize`` and ``fold_constants`` must run first.
+    """
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
     if not touched or any(rule_of(node) is None or context.is_excluded(node) for node in touched):

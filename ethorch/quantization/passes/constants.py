@@ -26,7 +26,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace values that do not depend on inputs (masks, arange) with buffers of up to 2**24 elements, or numbers.
+    """Replace values that do not depend on inputs (masks, arange) with numbers, or with buffers of up to 2**24 elements.
 
     Random numbers, written buffers and parameters of a trainable model are not constant.
     """
@@ -59,7 +59,7 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _copy_outputs(graph_module: GraphModule) -> None:
-    """Copy constant outputs that operators also read, because a delegate owns the constants that it reads."""
+    # Constant outputs that operators also read are copied, because a delegate owns the constants that it reads.
     output = graph_module.graph.output_node()
     for node in list(output.all_input_nodes):
         tensor = tensor_of(graph_module, node)
@@ -95,8 +95,8 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integers that an elementwise operator or ``cat`` combines with floats, so that they are quantized.
 
-    Casts apply to int64, and to other integer types if the operator reads only constants besides the integers. Python integers
-    become floats, because ExecuTorch would create int64 tensors and cast them in every call.
+    Tensors of int64 are always cast, and other types only if all float operands are constants. Python integers become floats,
+    because ExecuTorch would create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):

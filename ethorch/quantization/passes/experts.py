@@ -1,7 +1,7 @@
 """Compute mixtures of experts without sorting.
 
-transformers sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the order. Neither
-the NPU nor ExecuTorch has kernels for these operators. This pass copies each row to its expert's position in a
+The library ``transformers`` sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the
+order. Neither the NPU nor ExecuTorch has kernels for these operators. This pass copies each row to its expert's position in a
 longer row of zeros, and multiplies that row by the matrices of all experts in one linear layer.
 """
 

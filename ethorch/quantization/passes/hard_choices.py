@@ -1,4 +1,4 @@
-"""Replace ``scatter`` at an argmax or argmin, which would run on the CPU, with a comparison and a selection."""
+"""Replace each ``scatter`` at the index of an argmax or argmin with a comparison and a selection, which run on the NPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BOTH = (max_dim, min_dim)  #: operators with outputs (extreme, position)
 
 
 def lower_hard_choices(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each scatter of floats at an argmax or argmin, except in excluded nodes."""
+    """Replace each scatter of floats at the index of an argmax or argmin, unless the scatter is excluded."""
     for node in list(graph_module.graph.nodes):
         if op_name(node.target) in _SCATTERS and not context.is_excluded(node) and _is_choice(node):
             node.replace_all_uses_with(_select(AtenBuilder(graph_module, node), node))

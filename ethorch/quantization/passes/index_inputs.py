@@ -33,7 +33,7 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast each int64 input and mutable buffer that is used as an index to int32 once.
+    """Insert one cast to int32 for each int64 input and mutable buffer that is used as an index.
 
     The cast replaces the input in operators that move, add or compare it, in writes to a mutable buffer, and in remainders by
     powers of two. If the target does not support GATHER, inputs and buffers that CPU kernels use as indices remain int64. For
@@ -283,7 +283,7 @@ def _extent_of(user: Node, index: Node) -> int | None:
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
     """Replace floats that depend only on an index and constants with rows of a constant table.
 
-    Rows that the index selects from a constant are not replaced, because the constant already is such a table.
+    Rows that the index selects from a constant are not replaced, because the constant is already a table.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]

@@ -1,7 +1,7 @@
 """Detect tensors that are added to scores as masks.
 
-A computed mask is a ``where``, a ``masked_fill``, or the product of a masking number and a tensor of 0 and 1, possibly moved and
-concatenated.
+A computed mask is a ``where``, a ``masked_fill``, or the product of a masking number and a tensor of zeros and ones. Other
+operators may then move and concatenate its elements.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return a number, or the maximum of a constant, if it is at most ``HUGE``, or None otherwise."""
+    """Return a number, or the maximum of a constant, if it is at most ``HUGE``. Otherwise, return None."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
@@ -136,9 +136,9 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 
 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Emit the product of a masking number and a tensor of 0 and 1 as a mask, or return None.
+    """Emit the product of a masking number and a tensor of zeros and ones as a mask, or return None.
 
-    If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only 0 and 1.
+    If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
@@ -153,7 +153,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """If ``arg`` is a number >= -``HUGE`` times a tensor of 0 and 1, return the tensor as bool. Otherwise return None."""
+    """Match a number >= -``HUGE`` times a tensor of zeros and ones. Return the tensor as bool, or None if there is no match."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
@@ -165,9 +165,9 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Apply an operator that moves a mask to the bool tensor of the mask, or return None.
+    """Move the bool tensor of a mask as ``node`` moves the mask, or return None if this is not supported.
 
-    Operators that move scores are supported only if the mask has the full shape of the scores.
+    If ``node`` moves masked scores, the mask must have the full shape of the scores.
     """
     source = node.args[0] if node.args else None
     if not is_unified(source):

@@ -1,7 +1,7 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
-Passes transform the exported graph in place. After them, the graph is read-only. ``after`` and ``before`` define the required
-order.
+Passes transform the exported graph in place. After the last pass, the graph is read-only. ``after`` and ``before`` define
+the required order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pass:
         name: Name of the function, or another name if the function runs twice.
         run: Function that transforms the graph in place.
         after, before: Passes that must run earlier, and passes that must run later.
-        only: ``trainable`` if the pass runs only in training, ``fixed`` if never in training.
+        only: ``trainable`` if the pass runs only in training, ``fixed`` if it never runs in training.
     """
 
     name: str

@@ -24,9 +24,9 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Decompose each ``torch.topk`` with k of at most 8 whose indices are used only by gather and scatter along its dim.
+    """Decompose each ``torch.topk`` with k <= 8 if only gather and scatter along the same dim read its indices.
 
-    A ``topk`` with unused indices, e.g. to select groups of experts, is decomposed only if another ``topk`` has used indices.
+    A ``topk`` with unused indices, e.g. to select groups of experts, is decomposed only if another ``topk`` has indices in use.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -37,7 +37,7 @@ def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_few(node: Node) -> bool:
-    """Return True if the node is a float ``topk`` with k of at most 8 that returns the largest values along the last dim."""
+    """Return True if the node is a float ``topk`` with k <= 8 that returns the largest values along the last dim."""
     if op_name(node.target) != "aten.topk.default":
         return False
     x, k, dim, largest, _ = arguments(node)[0]

@@ -50,7 +50,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     """Return the view step from ``source`` to ``node``.
 
     Args:
-        node, source, shape: View operator, the argument of which ``node`` is a view, and the shape of the argument.
+        node, source, shape: View operator, the tensor that it views, and the shape of that tensor.
         emit: Function that adds a node when the view is created or written back.
         refuse: Function that raises an error for a view that cannot be written back.
     """
