@@ -1,4 +1,4 @@
-"""Decompose operators that ExecuTorch left undecomposed for the NPU but that stay on the CPU."""
+"""Decompose CPU operators that ExecuTorch left undecomposed for a delegate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace edge operators with the core ATen operators of their decompositions, if they have one.
+    """Replace each edge operator that has a decomposition with the resulting core ATen operators.
 
     Returns:
         The new operators, with the metadata of the replaced operators.

@@ -43,8 +43,8 @@ def build_pte(
 
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
-        shared: Whether ExecuTorch also places mutable buffers in a separate memory that methods can share (``formats.pte_merge``).
-        wide: Names of mutable buffers (counters) that stay int64.
+        shared: Whether ExecuTorch must place mutable buffers in a separate memory that methods can share.
+        wide: Names of mutable buffers, such as counters, that stay int64.
         dynamic_shapes: Dynamic dims of each input tensor, keyed by axis. Requires ExecuTorch's lowering.
 
     Raises:
@@ -52,7 +52,7 @@ def build_pte(
     """
     for number, axis in list_unlimited_dims(dynamic_shapes or ()):
         logger.warning(
-            "axis %d of input %d has no maximum, so the size in the example inputs becomes the maximum. Export with "
+            "axis %d of input %d has no maximum size, so its size in the example inputs becomes the maximum. Export with "
             "Dim(..., max=N), or use shapes=[...]. [dynamic.no_maximum]",
             axis,
             number,

@@ -31,7 +31,7 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
     """Apply gathers and scatters from ``find_picks`` to integer values, and dequantize the results.
 
-    Subsequent quantize nodes with the values' parameters are removed.
+    Quantize nodes that would only undo this dequantization are removed.
     """
     graph = program.graph
     for node in nodes:

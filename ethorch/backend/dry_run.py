@@ -39,7 +39,7 @@ class DryRun:
     Attributes:
         report: PartitionReport of all programs processed so far.
         declined: Operators that the dry run accepted but Vela or the lowering of a delegate refused.
-        begins: Operators at which an overlong delegate is split, with the number added to their level (``group_nodes``).
+        begins: Operators at which an overlong delegate is split, mapped to the number added to their level in ``group_nodes``.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -50,7 +50,7 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return reasons for operators that the user refuses. The default is {}."""
+        """Return reasons for operators that the user refuses, or {} in the base class."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:

@@ -49,7 +49,7 @@ _BOOKKEEPING = {"<built-in function getitem>"}
 
 
 def refusal_of(message: str) -> Reason:
-    """Return the reason for an operator that Vela refuses with this message."""
+    """Return the reason for an operator that Vela refuses with ``message``."""
     if STREAM_TOO_LONG in message:
         return Reason(
             "vela.stream",
@@ -135,8 +135,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which must not change the program.
 
-        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``, and copy conversions and operators on
-        constants for each delegate that reads them.
+        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``. Duplicate conversions, and operators
+        on constants, for each delegate that reads them.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

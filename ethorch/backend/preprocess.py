@@ -104,7 +104,10 @@ class _FoundBackends:  # replaces BackendDetails and hides backends with the nam
 
 
 def install() -> None:
-    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent."""
+    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names.
+
+    Repeated calls have no effect.
+    """
     backend_api.BackendDetails = _FoundBackends
 
 

@@ -25,12 +25,12 @@ from ethorch.support.errors import EthorchError, Reason
 LEFT_TO_CPU = "ethorch_left_to_cpu"
 REASON = Reason(
     "cost.product_on_cpu",
-    "the setting partition assigns products of two activations to the CPU's int8 kernel",
+    "the setting 'partition' assigns products of two activations to the CPU's int8 kernel",
     "Use partition='npu' to run the product on the NPU, or partition='cost' to compare the estimates.",
 )
 SCRATCH = Reason(
     "cost.scratch_of_product",
-    "the operator allocates scratch memory for a product that the setting partition assigns to the CPU's int8 kernel",
+    "the operator allocates scratch memory for a product that the setting 'partition' assigns to the CPU's int8 kernel",
     "Use partition='npu' to run the product on the NPU.",
 )
 

@@ -26,7 +26,7 @@ _MARK = "ethorch_retries"
 
 
 def install() -> None:
-    """Make ExecuTorch's ``to_backend`` retry for ethorch's partitioners. Idempotent."""
+    """Make ExecuTorch's ``to_backend`` retry for ethorch's partitioners. Repeated calls have no effect."""
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
         function = to_backend.dispatch(form)
         if not hasattr(function, _MARK):

@@ -18,7 +18,7 @@ def is_consequence(reason: Reason) -> bool:
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return the refusals. If a float neighbor caused a refusal, its text includes the reason for the neighbor."""
+    """Return the refusals, and add the reason of a float neighbor to each refusal that the neighbor caused."""
     return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 

@@ -36,7 +36,10 @@ def requantizes(node: Node, supported: Container[Node], tagged: Container[Node])
 
 
 def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
-    """Tag a node with the partition that reads it. Copy it for each partition if it has other readers; erase it if it has none."""
+    """Tag a node with the partition of its readers.
+
+    If the readers are not all in one partition, each partition gets a copy. A node without readers is erased.
+    """
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
@@ -54,7 +57,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes, except those that only assertions read and whose inputs are not in the result."""
+    """Return the tagged nodes except those that only assertions read. Such a node is kept if one of its inputs is kept."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):

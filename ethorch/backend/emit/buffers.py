@@ -25,7 +25,7 @@ class Buffers:
         return name in self._last
 
     def is_free_after(self, name: str, node: Node) -> bool:
-        """Return True if nothing reads the buffer after ``node``."""
+        """Return True if no node reads the buffer after ``node``."""
         return self._last[name] <= self._places[node]
 
 

@@ -36,7 +36,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return the reason if an input or constant is not a contiguous static tensor or a node requests channels-last, or None."""
+    """Return None if inputs and constants are contiguous static tensors and no node requests channels-last, or else the reason."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):

@@ -46,13 +46,16 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent the delegate of partition ``number`` in a graph. Never executed. ``meta["val"]`` contains meta tensors."""
+    """Represent the delegate of partition ``number`` in a graph.
+
+    Calls are never executed. Their ``meta["val"]`` contains meta tensors.
+    """
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The TOSA graph of a partition, and the tuning for its rewrites."""
+    """The TOSA graph of a partition, and the ``Tuning`` of its rewrites."""
 
     graph: TosaGraph
     tuning: Tuning

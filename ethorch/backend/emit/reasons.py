@@ -129,5 +129,5 @@ def vela_refusal(text: str) -> Reason:
     return Reason(
         "writer.refused",
         f"a delegate cannot be compiled: {text}",
-        "ExecuTorch's lowering compiles the model with this operator on the CPU.",
+        "ExecuTorch's lowering compiles the model with the refused operators on the CPU.",
     )
