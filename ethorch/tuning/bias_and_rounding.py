@@ -1,6 +1,6 @@
 """Bias correction and adaptive rounding.
 
-Nodes are computed one by one, in float and quantized. In the quantized run, each layer reads the outputs of corrected
+Nodes are computed one by one, once in float and once quantized. In the quantized run, each layer reads the outputs of corrected
 layers, so errors do not accumulate. Bias correction adds the mean error to the bias (Nagel et al. 2019, section 4.2, cited in
 ``equalization``).
 """
@@ -47,7 +47,7 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Round weights to minimize the output error of each layer.
 
-    Rounding takes seconds per layer, and helps most with four-bit weights.
+    Rounding takes several seconds per layer, and helps most with four-bit weights.
 
     Args:
         bias: Whether to correct biases as well. See :func:`correct_bias` for the other arguments.
@@ -62,7 +62,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """A calibrated graph run on all samples twice: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
+    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all earlier nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:

@@ -121,8 +121,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the accuracy lost by quantizing each module, and each operator outside modules.
 
-    The model is calibrated once. For each module, one run quantizes only the module, and one run everything else. Ctrl-C stops the
-    measurement and returns the finished rows.
+    The model is calibrated once. For each module, one run quantizes only the module, and another run quantizes everything else.
+    Ctrl-C stops the measurement and returns the finished rows.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.

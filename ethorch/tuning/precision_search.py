@@ -54,7 +54,7 @@ class Step:
     Attributes:
         module: Name of the raised module, or an empty string for the first step.
         metric: SQNR in dB, or the user's metric.
-        cycles: Vela's total for all delegates.
+        cycles: Vela's cycle estimate, summed over all delegates.
         sram_bytes: Largest SRAM peak among the delegates.
         constant_bytes: Size of the ``.pte``.
         delegates, cpu_operators: Numbers of delegates and of operators left on the CPU.
@@ -155,7 +155,7 @@ def mixed_precision(
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Maximum of Vela's cycle estimate. Modules that would exceed the maximum are skipped.
         metric: Metric to use instead of SQNR, also for ``target_sqnr_db``. See ``ethorch.tuning.sensitivity``.
-        base: Config of the other modules. Defaults to int8 with per-channel weights.
+        base: Config of modules that are not raised. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
         judge: See ``ethorch.tuning.sensitivity``. The order of the modules is always measured with ``"quantized"``.

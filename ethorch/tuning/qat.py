@@ -99,7 +99,7 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
 
     Args:
         prepared: Trained graph module from ``prepare_qat``, which must not be used afterwards.
-        example_inputs: Inputs of one inference, if the batch size differs from training.
+        example_inputs: Inputs of one inference, if their batch size differs from the batch size in training.
     """
     prepared.eval()
     settle(prepared)

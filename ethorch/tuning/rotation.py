@@ -1,8 +1,8 @@
 """Spread outliers of the residual stream over all channels, using an orthogonal matrix that is folded into parameters.
 
 Trained transformers have a few channels with large values, which reduce the resolution of the other channels. A random rotation
-spreads these values (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to the rotation, and layers that write to or
-read from the stream are rotated.
+spreads these values (QuaRot, Ashkboos et al. 2024). Layers that write to or read from the stream are rotated, and normalizations
+are invariant to the rotation.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     """Rotate the residual streams of a transformer by a random orthogonal matrix.
 
     Parameters are changed in place. Outputs are preserved up to float rounding. A stream can be rotated if it starts with
-    embeddings, only linear layers add to it, and only normalizations before linear layers read it. The factors of these
-    normalizations become 1, and their biases 0. Other streams (normalization after the addition, convolutions) do not change.
+    embeddings, only linear layers add to it, and it is read only by normalizations that precede linear layers. The factors of
+    these normalizations become 1, and their biases 0. Other streams, e.g. with normalization after the addition, do not change.
 
     ::
 

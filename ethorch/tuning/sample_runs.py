@@ -26,7 +26,7 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a copy of a graph module, or a graph of another model that shares its parameters but not its buffers.
+    """Return a copy of a graph module. For another model, return a graph with the model's parameters and copies of its buffers.
 
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.

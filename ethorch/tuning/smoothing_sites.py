@@ -35,7 +35,7 @@ class Parameter:
 
     Attributes:
         axis: Channel axis.
-        added: Constant added to the parameter before the multiplication (Gemma's norms: 1).
+        added: Constant added to the parameter before the multiplication, e.g. 1 in Gemma's norms.
     """
 
     name: str
@@ -111,7 +111,7 @@ def find_sites(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, 
 
 
 def find_users(node: Node) -> list[Node]:
-    """Return the users of a node, without assertions."""
+    """Return the users of a node, except assertions."""
     return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
 
 
@@ -129,7 +129,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters to divide in order to divide a node's result along its last axis, or ()."""
+        """Return the parameters to divide so that a node's result is divided along its last axis, or ()."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)
@@ -163,7 +163,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return the 1D parameter that becomes ``node`` through only views, casts and added constants, or None."""
+        """Return the 1D parameter of which ``node`` is a view or cast, possibly with a constant added, or None."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
@@ -179,7 +179,7 @@ class Finder:
         return replace(parameter, added=added)
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return the parameters of the linear layer that computes ``node``, or () if a node other than ``reader`` reads it."""
+        """Return the parameters of the linear layer that computes ``node``, or () if ``node`` has readers other than ``reader``."""
         while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""

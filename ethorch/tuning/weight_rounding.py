@@ -13,7 +13,7 @@ from ethorch.lower.builder.window import Window
 
 
 def extract_patches(x: Tensor, window: Window) -> Tensor:
-    """Return the input elements of each output position: float[N, C, ...] to float[N * positions, C * kernel]."""
+    """Convert float[N, C, ...] to float[N * positions, C * kernel], the input elements of each output position."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
     x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])

@@ -34,11 +34,11 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
         recipes: Mapping from names in ``weights(quantized)`` to recipes, e.g. ``"16-values"``. See ``Plan.recipes``.
         samples: A few dozen input tuples, all held in memory.
-        bias: Whether to add the mean error of a layer's output to its bias.
+        bias: Whether to add the mean error of each layer's output to the layer's bias.
 
     Raises:
         QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or ``samples`` is empty.
-        EthorchError: A weight does not exist.
+        EthorchError: A weight in ``recipes`` does not exist.
     """
     if not samples:
         raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
@@ -98,8 +98,8 @@ def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) 
         if not concerns(recipe, by_name[name]):
             raise QuantizationError(
                 "compress.does_not_concern",
-                f"recipe {text} cannot change {name} {list(by_name[name].shape)}. 2:4 requires more than two input channels, "
-                "and one-scale requires one scale per output channel.",
+                f"recipe {text} cannot change {name} of shape {list(by_name[name].shape)}. 2:4 requires more than two "
+                "input channels, and one-scale requires one scale per output channel.",
             )
         chosen[by_name[name]] = recipe
     return chosen

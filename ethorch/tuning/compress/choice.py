@@ -50,8 +50,8 @@ class Price:
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
     """Return choices with falling prices and growing noise, starting with the unchanged program.
 
-    Each step changes the recipe with the largest savings per added noise. Prices and noise are additive, so the noise of each
-    choice is minimal for its price, up to one step.
+    From one choice to the next, the recipe of one weight changes. The change with the largest savings per added noise comes first.
+    Prices and noise are additive, so the noise of each choice is close to the minimum for its price.
 
     Args:
         options: Options for each weight. The first option is ``AS_IS``.

@@ -62,7 +62,7 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Raises:
         QuantizationError: A recipe is invalid, or the module is a recurrent layer, which does not support parametrizations.
-        EthorchError: A module or weight does not exist.
+        EthorchError: A module or weight in ``recipes`` does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
     for (module, name), recipe in chosen:

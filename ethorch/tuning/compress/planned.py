@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def recipes(self) -> dict[str, str]:
-        """The recipes of compressed weights by weight name, for ``apply`` and ``constrain``."""
+        """The recipes of compressed weights, keyed by weight name, for ``apply`` and ``constrain``."""
         return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
 
     def rows(self) -> list[tuple[str, ...]]:

@@ -23,7 +23,7 @@ class Recipe:
         values: Maximum number of different integer values, or 0 for no limit.
         bits: Number of bits of the symmetric integer whose evenly spaced levels are allowed, or 0 for no restriction.
         zeros: Share of zeros, 0 to 1, at any position.
-        pattern: Whether two of each four consecutive input channels are zero ("2:4").
+        pattern: Whether two of every four consecutive input channels are zero ("2:4").
         one_scale: Whether all output channels use the largest scale.
     """
 
