@@ -40,7 +40,7 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return the submodules of ``module`` among the names ``name`` and, for a wrapped model, ``module.<name>``."""
+    """Return the submodule names of ``module`` among ``name`` and, for a wrapped model, ``module.<name>``."""
     names = {submodule for submodule, _ in module.named_modules()}
     return [submodule for submodule in (name, f"module.{name}") if submodule in names]
 

@@ -38,7 +38,7 @@ Rule = Callable[..., Any]
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
     """Replace all complex tensors, or none if an operator is excluded or has no rule.
 
-    ``functionalize`` and ``fold_constants`` must run first.
+    Run ``functionalize`` and ``fold_constants`` first.
     """
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]

@@ -153,7 +153,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Match a number >= -``HUGE`` times a tensor of zeros and ones. Return the tensor as bool, or None if there is no match."""
+    """Match a number >= -``HUGE`` times a tensor of zeros and ones. Return the tensor as bool, or None if the match fails."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
