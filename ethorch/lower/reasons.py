@@ -34,7 +34,7 @@ INT64_INPUT = Reason(
 SHAPE_OF_VALUES = Reason(
     "graph.shape_of_values",
     "the shape of the result depends on values, but NPU programs require fixed shapes",
-    "Keep all elements and set unselected elements to 0 with torch.where, or use constants for the values that determine the shape.",
+    "Keep all elements and set unselected elements to 0 with torch.where, or determine the shape by constants.",
 )
 
 

@@ -39,8 +39,8 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A sequence ``scale`` contains one scale for each index of the last axis. A float value is multiplied in its own dtype, then cast if
-        ``dtype`` is a float dtype.
+        A sequence ``scale`` contains one scale for each index of the last axis. A float value is multiplied in its own dtype,
+        then cast if ``dtype`` is a float dtype.
 
         Raises:
             Unsupported: ``requantize.scale``, if a scale is not positive, not finite or too large for RESCALE.
