@@ -25,6 +25,7 @@ from ethorch.lower.fx.node import (
     DEQUANTIZE,
     INTEGERS,
     QUANTIZE,
+    Converted,
     arguments,
     as_array,
     constants_of,
