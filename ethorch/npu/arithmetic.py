@@ -139,7 +139,7 @@ def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid as 16384 plus half of tanh, from the table in steps of 2**9 (npu-reference 6.4)."""
+    """Compute sigmoid as 16384 plus half of tanh, with a table in steps of 2**9 (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 

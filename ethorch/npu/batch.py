@@ -24,7 +24,7 @@ IMAGES_AT_ONCE = 16  # images that compiled code runs before Python checks for i
 
 @dataclass(frozen=True)
 class Place:
-    """The location of an input or output."""
+    """The location of an input or output in memory."""
 
     region: int
     offset: int
@@ -54,7 +54,7 @@ def run_many(
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An array does not match its place, or an image fails. If several fail, the first is reported.
+        MachineFault: An array does not match its place, or a run fails. The first fault is reported.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

@@ -1,6 +1,6 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-Threads save little time for the simulator's small matrices. On a busy computer, OpenBLAS's waiting threads slow the run.
+Threads save little time for the simulator's small matrices. On a busy computer, waiting OpenBLAS threads slow the simulator.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def events(
 ) -> dict[int, int]:
     """Return the PMU events that can be derived from the work, keyed by event number.
 
-    MAC and AXI events are lower bounds: each byte is assumed to move once, in full beats, and all MAC units to be busy.
+    MAC and AXI events are lower bounds, which assume that each byte moves once, in full beats, and that all MAC units are busy.
 
     Args:
         ports: AXI port by region. Default: the configuration of Arm's driver.
@@ -115,7 +115,7 @@ def events(
 
 @dataclass
 class Tally:
-    """The executions of a step: number and seconds, in total and in the last run."""
+    """Executions of an operation and their seconds, in total and in the last run."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -151,7 +151,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return (name, seconds) pairs of the last run, without waits: per operator if ``sources`` are known, else per command."""
+    """Return (name, seconds) pairs of the last run without waits, per operator if ``sources`` are known, or else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

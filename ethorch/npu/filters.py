@@ -1,6 +1,6 @@
 """Decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, padded with the zero point. ``Filter.offset`` contains the zero point's contribution. So
+x*w is summed over raw IFM values, with the zero point as padding. ``Filter.offset`` contains the zero point's contribution. So
 |sum| <= max|x| * sum|w|, which depends only on the weights. float32 sums are exact below 2**24, float64 sums below 2**53. A sum
 beyond the float32 bound is split into partial sums within the bound, if that is faster than float64.
 """

@@ -1,6 +1,6 @@
 """Operations as data, which the plan executes in compiled code.
 
-``Prepared.run`` defines the correct result of the same computation.
+``Prepared.run`` defines the correct result of each operation.
 
 Forms, windows and ``Prepared`` are immutable by convention.
 """

@@ -95,7 +95,7 @@ class Inputs:
         self._writes, self.writable = _uses(_of_outputs, self._steps, scratch_bytes, outputs)
 
     def follows(self, output: int, number: int) -> bool:
-        """Return True if the stream finishes reading input ``number`` before it writes ``output``, so that they can share bytes.
+        """Return True if the stream finishes reading input ``number`` before it writes ``output``, so that both can share bytes.
 
         Operations execute in order, except transfers, which require a command that waits for them.
         """
@@ -116,7 +116,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if inputs ``elsewhere`` and ``outputs`` are stored at other addresses."""
+        """Return the end of the accessed scratch bytes if the given inputs and outputs are stored at other addresses."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -134,7 +134,7 @@ class Inputs:
             outputs: The same for moved outputs. An output that overlaps an input must follow it (see :meth:`follows`).
 
         Returns:
-            The payload, and its program without constants.
+            The new payload, and its decoded Program without constants.
 
         Raises:
             MachineFault: The stream cannot access an input or output at the requested address.
@@ -151,7 +151,7 @@ class Inputs:
                 if not possible[number] or delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
                     raise MachineFault(
                         f"{side} {number} cannot be moved to byte {address} of region {region}; expected a movable {side}, "
-                        f"an odd region, and a distance that is a multiple of {IN_PLACE_ALIGNMENT}"
+                        f"an odd region number, and a distance that is a multiple of {IN_PLACE_ALIGNMENT}"
                     )
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:

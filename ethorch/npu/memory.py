@@ -47,14 +47,14 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
     for number, size in sizes.items():
         if size > MOST_REGION_BYTES:
             raise MachineFault(
-                f"region {number} of {size} bytes exceeds {MOST_REGION_BYTES} bytes. Pass an array for the region in regions=."
+                f"region {number} has {size} bytes; expected at most {MOST_REGION_BYTES}. Pass a larger region in regions=."
             )
         if size:
             regions[number] = np.zeros(size, np.uint8)
     for number, array in buffers.items():
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
             raise MachineFault(
-                f"region {number}: expected a contiguous uint8 array of one dimension, got {array.dtype}{list(array.shape)}"
+                f"region {number}: expected a contiguous one-dimensional uint8 array, got {array.dtype}{list(array.shape)}"
             )
         regions[number] = array
     regions[INTERNAL] = np.zeros(internal_bytes, np.uint8)

@@ -78,7 +78,7 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 
 @dataclass(frozen=True)
 class Activation:
-    """The operations between scale and store: a clamp, and optionally a lookup table that is built in or in internal memory."""
+    """The operations between scale and store: a clamp, and optionally a lookup table (built-in or stored in internal memory)."""
 
     clamp: Clamp
     table: Table | None = None
@@ -205,7 +205,7 @@ class OutputStage:
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add the kept accumulators or IFM2, then keep or output the result (npu-reference 8.1)."""
+        """Add the kept accumulators or IFM2 to ``acc``, then keep or output the result (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -241,7 +241,7 @@ class OutputStage:
         """Choose float64 for the sums of ``f`` if it is exact for every possible value, and int64 otherwise.
 
         y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms are
-        integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp in every such case. This holds if
+        integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp whenever it does. This holds if
         2**(52-s) is beyond the clamp, because rounding errors are far smaller.
         """
         if self._plan is not None and self._plan.filter is f:

@@ -1,4 +1,4 @@
-"""Prepared operations: functions of memory, with their cost."""
+"""Prepared operations (functions of memory) and their cost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Return a decorator that registers a function to prepare NPU_OP_* ``name`` for ``families``."""
+    """Return a decorator for functions that prepare NPU_OP_* ``name`` on ``families``."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:

@@ -189,7 +189,7 @@ class Register:
                 legal = ", ".join(f"{k} {v}" for k, v in f.values.items())
                 raise MachineFault(f"{key} = {value} is not a legal value ({legal})")
         if word & ~used:
-            raise MachineFault(f"{self.name} has bits {word & ~used:#x} set that do not belong to a field")
+            raise MachineFault(f"{self.name}: bits {word & ~used:#x} are set but do not belong to a field")
         return values
 
 
@@ -485,7 +485,7 @@ OPERATIONS: tuple[Register, ...] = (
 
 @cache
 def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
-    """Return a map from (is CMD1, opcode) to (row, is an operation) for one family."""
+    """Return the rows of one family as a map from (is_cmd1, opcode) to (row, is_operation)."""
     rows = {}
     for group, is_operation in ((REGISTERS, False), (OPERATIONS, True)):
         for row in group:

@@ -44,14 +44,14 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Commands that Vela omitted are inserted if a register would contain another address.
+    Insert commands that Vela omitted if a register would otherwise contain a wrong address.
 
     Args:
         moves: New address of each range returned by :func:`constants_of`.
 
     Raises:
-        MachineFault: The payload is malformed, its stream has branches, the new stream would read other bytes, or commands must be
-            inserted into a payload other than COP1.
+        MachineFault: The payload is malformed, its stream has branches, the new stream would read other constants, or commands
+            must be inserted into a payload other than COP1.
     """
     header, commands = _commands(payload)
     operations = _operations(header, commands)
@@ -124,7 +124,7 @@ def _commands(payload: bytes) -> tuple[stream.Header, list[stream.Command]]:
     header = stream.parse_header(payload)
     commands = stream.commands(payload, header)
     if any(command.row.name == "NPU_OP_BRANCH" for command in commands):
-        raise MachineFault("constants cannot be moved, because the stream contains branches, so that addresses can depend on data")
+        raise MachineFault("constants of a stream with branches cannot be moved, because their addresses can depend on data")
     return header, commands
 
 

@@ -238,7 +238,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return an operation's parameters and relevant registers as text, without numbers equal to the reset value."""
+    """Return an operation's parameters and relevant registers as text, without numbers equal to their reset values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

@@ -74,7 +74,7 @@ def with_registers(
         instead: Words of replacement commands, keyed by the byte offset of an operation.
 
     Returns:
-        The payload, and the new byte offset of each command, keyed by the old one.
+        The payload, and the new byte offset of each command, keyed by its old offset.
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.

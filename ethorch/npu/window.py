@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return the input rows [rows, padded W, C] for n output rows from ``first``. Padding and inserted zeros are ``fill``."""
+        """Return the input rows [rows, padded W, C] for n output rows from ``first``. Padding and inserted zeros equal ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])

@@ -76,7 +76,7 @@ def test_cop2_is_read(target):
         (payload([0x4000]), "second word"),
         (payload(cmd0(0x108)), "ethos-u55-128 has no CMD0 with opcode 0x108"),
         (payload(cmd0(0x105, 3 << 2)), "IFM_PRECISION.precision = 3 is not a legal value"),
-        (payload(cmd0(0x107, 8)), "bits 0x80000 set"),
+        (payload(cmd0(0x107, 8)), "bits 0x80000 are set"),
         (payload(cmd0(0x006, 10)), "mode = 10 is not a legal value"),
         (b"COP2" + bytes(60), "got version 0"),
     ],
@@ -280,7 +280,7 @@ def test_unknown_checks_and_regions_are_refused():
     program = Program(payload([STOP]))
     with pytest.raises(MachineFault, match="expected overlap, uninitialized"):
         Machine(program, 64, checks=("speling",))
-    with pytest.raises(MachineFault, match="contiguous uint8"):
+    with pytest.raises(MachineFault, match="contiguous one-dimensional uint8"):
         Machine(program, regions={1: np.zeros((4, 4), np.uint8)})
     with pytest.raises(MachineFault, match="region 5 does not exist"):
         Machine(program, 64).region(5)

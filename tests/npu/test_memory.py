@@ -121,7 +121,7 @@ def test_memory_of_a_network(target):
 def test_no_file_makes_a_machine_large():
     """Region sizes come from files; so does what is allowed in proportion to them."""
     program = Program(payload(STOP))
-    with pytest.raises(MachineFault, match="region 1 of 4294967295 bytes"):
+    with pytest.raises(MachineFault, match="region 1 has 4294967295 bytes"):
         Machine(program, 2**32 - 1)
     with pytest.raises(MachineFault, match="region 2"):
         Machine(program, 16, MOST_REGION_BYTES + 1)

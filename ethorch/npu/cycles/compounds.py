@@ -35,7 +35,7 @@ def may_be_compound(op: Op) -> bool:
 
 
 def count_products(ops: Sequence[Op], works: Sequence[Work]) -> int:
-    """Count the leading MUL and REDUCE_SUM kernels of a matrix product."""
+    """Count the kernels at the start of ``ops`` that compute a matrix product."""
     count = 0
     while count + 1 < len(works) and _is_product(ops[count], ops[count + 1], works[count], works[count + 1]):
         if count and (_sizes(works[count]), _sizes(works[count + 1])) != (_sizes(works[0]), _sizes(works[1])):
@@ -88,7 +88,7 @@ def _product_traffic(mul: Work, reduction: Work, second: Map, columns: int) -> I
 
 
 def count_transpositions(ops: Sequence[Op], works: Sequence[Work]) -> int:
-    """Count the leading average pools that transpose one map."""
+    """Count the average pools at the start of ``ops`` that transpose one map."""
     count = 0
     while count < len(works) and _is_transposition(ops[count], works[count]):
         if count and not _continues(ops[count - 1], ops[count], works[count - 1], works[count]):

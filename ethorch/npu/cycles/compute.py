@@ -1,4 +1,4 @@
-"""Cycles of the array and the output unit.
+"""Cycles of the MAC array and the output unit.
 
 Sources: Vela 5.2's ethos_u55_performance.cpp and ethos_u85_performance.cpp.
 """
@@ -44,7 +44,7 @@ class Computation:
 
 
 def compute(works: Sequence[Work], *, is_first: bool = True, is_last: bool = True) -> Computation:
-    """Return the cycles of a chain's depth slice. The first slice adds a read, the last a write (MeasureCycleCost)."""
+    """Return the cycles of a chain's depth slice. The first slice also reads, and the last also writes (MeasureCycleCost)."""
     work, per_element = works[0], sum(output_cycles(work) for work in works)
     if work.kind in (ELEMENTWISE, RESIZE):
         return _compute_elementwise(work, per_element)
@@ -89,7 +89,7 @@ def _microblock(work: Work) -> Size:
 
 
 def array_cycles(work: Work) -> int:
-    """Return the array's cycles for one OFM block (EstimateMacCyclesPerBlock)."""
+    """Return the MAC array's cycles for one OFM block (EstimateMacCyclesPerBlock)."""
     npu, ifm = work.npu, work.ifms[0]
     is_u85 = npu.family == registers.U85
     ifm_block, microblock = clip(ifm.size, work.ifm_block), _microblock(work)

@@ -12,7 +12,7 @@ from ethorch.npu.runs import Run
 
 
 class Dependencies:
-    """The operations that wrote the bytes that each operation reads."""
+    """The writers of the bytes that each operation reads."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.links: list[list[tuple[Run, int]]] = []  # by position: reads with their writers
@@ -43,7 +43,7 @@ class Dependencies:
 
 
 class _Ranges:
-    """Written ranges of one region, which can overlap: start, end, writer, number of its output."""
+    """The written, possibly overlapping ranges of one region, with the writer and output number of each."""
 
     def __init__(self) -> None:
         self._table = np.empty((4, 64), np.int64)
@@ -53,7 +53,7 @@ class _Ranges:
         return [(start, (writer, number)) for start, _, writer, number in self._table[:, self._overlap(low, high)].T.tolist()]
 
     def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
-        """Add a range. A range with gaps (``is_whole=False``) replaces only ranges that it covers."""
+        """Add a range. A range with gaps (``is_whole=False``) replaces only ranges inside it."""
         overlapping = self._overlap(low, high)
         if len(overlapping):
             rows = self._table[:, overlapping]

@@ -53,7 +53,7 @@ class Group:
 
 
 def find_groups(ops: Sequence[Op], dependencies: Dependencies) -> list[Group]:
-    """Return the groups in the order of their first kernel."""
+    """Return the groups in the order of their first kernels."""
     slices = _join_slices(ops, _find_units(ops))
     return _join_stripes(ops, slices, dependencies)
 

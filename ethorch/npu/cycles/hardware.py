@@ -15,7 +15,7 @@ SUBKERNEL = 8
 
 @dataclass(frozen=True)
 class Throughput:
-    """Cycles per element of the output unit, by kind of operation and activation."""
+    """Cycles of the output unit per element, by kind of operation and activation."""
 
     output: tuple[float, ...]
     activation: tuple[float, ...]

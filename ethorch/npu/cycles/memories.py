@@ -12,7 +12,7 @@ CONSTANTS, ARENA, STAGING = 0, 1, 2  # regions (npu-reference 1.4)
 
 @dataclass(frozen=True)
 class MemoryRate:
-    """Rate of one memory in a Vela system configuration. Latencies are in NPU cycles."""
+    """The bandwidth and latencies (in NPU cycles) of a memory in a Vela system config."""
 
     name: str
     bytes_per_cycle: float  # of all ports
@@ -31,12 +31,12 @@ Regions = Mapping[int, MemoryRate]
 
 
 def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], constants: str, arena: str, staging: str) -> Regions:
-    """Return the rate of each region's memory.
+    """Return the MemoryRate of each region.
 
     Args:
         port_bytes: Width of an AXI port.
         memories: Values of a ``System_Config`` section, by memory and key. Missing keys have the defaults of regor.cpp.
-        constants, arena, staging: Memory of each region.
+        constants, arena, staging: Name of each region's memory.
     """
 
     def rate(name: str) -> MemoryRate:

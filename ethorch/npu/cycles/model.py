@@ -35,7 +35,7 @@ from ethorch.npu.registers import Npu
 
 @dataclass(frozen=True)
 class Effects:
-    """Differences from Vela's formulas. Default: none."""
+    """Deviations from Vela's formulas, none by default."""
 
     kernel_start: int = 0  # cycles added to each kernel
     drain: int = 0  # cycles added to each wait
@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """The maximum of the NPU's and each memory's cycles, plus effects."""
+        """The maximum of the NPU's and each memory's cycles, plus ``effects``."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 
@@ -87,7 +87,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class RatedOperator:
-    """An operator with the cycles that do not depend on the order of transfers."""
+    """An operator, and its cycles that do not depend on the order of transfers."""
 
     operator: Operator
     effects: int
@@ -126,7 +126,7 @@ def time_operators(
     effects: Effects = Effects(),
     ranks: Mapping[int, float] = MappingProxyType({}),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield each operator's NPU cycles, including waits, and access cycles of each memory.
+    """Yield each operator's NPU cycles (including waits) and access cycles by memory.
 
     Args:
         ranks: Fractional stream position of each new transfer, keyed by ``Transfer.position``.

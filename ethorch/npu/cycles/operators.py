@@ -40,8 +40,8 @@ class Operator:
     """Kernels that Vela estimates as one operator, or a transfer of feature maps.
 
     Attributes:
-        works: Kernels of a chain, with the sizes of all slices and stripes.
-        last_slice: Works of the last depth slice, or of the first stripe.
+        works: Kernels of a chain. Their sizes include all slices and stripes.
+        last_slice: Kernels of the last depth slice, or of the first stripe.
         home: Region from which scales were transferred.
         is_shared: Whether an earlier operator transferred the weights, so that Vela counts the transfer again. False for transfers
             before the first kernel, such as those of the pass ``resident-weights``.
@@ -80,7 +80,7 @@ class Operator:
         return result
 
     def slack_cycles(self, regions: Regions) -> int:
-        """Return the cycles that hide transfers for the next operator (slackBufferingCycles)."""
+        """Return the cycles that can hide transfers for the next operator (slackBufferingCycles)."""
         if self._slack is None:
             self._slack = self._compute_slack(regions)
         return self._slack

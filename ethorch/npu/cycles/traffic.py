@@ -34,7 +34,7 @@ _USED = 0.8  # share of outstanding transactions, and of the resulting rate (Cha
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one channel moves."""
+    """Bytes that one memory channel moves."""
 
     memory: MemoryRate
     channel: int
@@ -126,7 +126,7 @@ def _read_elements(work: Work) -> Iterator[int]:
 
 
 def channel_rate(npu: Npu, memory: MemoryRate, channel: int) -> float:
-    """Return the bytes per cycle of a channel: ChannelBW on U85, the rate of the memory on other NPUs."""
+    """Return a channel's bytes per cycle: ChannelBW on U85, and the memory's rate on other NPUs."""
     if npu.family != registers.U85:
         return memory.bytes_per_cycle
     write = channel == WRITE

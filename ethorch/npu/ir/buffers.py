@@ -11,7 +11,7 @@ from ethorch.npu.runs import Run
 
 @dataclass
 class Buffer:
-    """Bytes [low, high) of a region that can move together."""
+    """Bytes [low, high) of a region that move as a unit."""
 
     region: int
     low: int
@@ -62,7 +62,7 @@ class _Union:
 def find_buffers(
     ops: Sequence[Op], inputs: Sequence[tuple[int, int, int]] = (), outputs: Sequence[tuple[int, int, int]] = ()
 ) -> list[Buffer]:
-    """Return the buffers of a stream in the order of their first access.
+    """Return the buffers of a stream in the order of their first accesses.
 
     Args:
         inputs, outputs: (region, first address, end address) of the host's tensors.

@@ -68,7 +68,7 @@ class LabelMemory:
         self.write_span(*place, _FIRST_INPUT + number)
 
     def execute(self, op: Op) -> tuple[str, ...]:
-        """Label the written bytes, and return the digests of reads.
+        """Label the written bytes, and return a digest for each read.
 
         A contiguous transfer copies labels and has no digest, because it may read unused bytes after a tensor.
         """

@@ -23,7 +23,7 @@ _STREAMS = ("WEIGHT", "SCALE")
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` transfers (``is_dma``) or kernels are unfinished."""
+    """A wait until at most ``count`` transfers (if ``is_dma``) or kernels are unfinished."""
 
     is_dma: bool
     count: int
@@ -69,7 +69,7 @@ def encode_with_offsets(stream: Stream) -> Encoded:
 
 
 def derive_blockdep(before: Op | None, op: Op) -> int:
-    """Return the decoded BLOCKDEP if ``op`` has one and its previous kernel ``before`` is None or unchanged.
+    """Return the decoded BLOCKDEP of ``op`` if it has one and its previous kernel, ``before``, is None or unchanged.
 
     Otherwise, return 0 if ``op`` reads bytes that ``before`` writes, or else the maximum.
     """
@@ -96,7 +96,7 @@ def derive_waits(ops: Sequence[Op]) -> list[list[Wait]]:
 
 
 def must_finish(first: Op, second: Op) -> bool:
-    """Return True if an operation must finish before a later one starts."""
+    """Return True if the first operation must finish before the second one starts."""
     if first.is_dma or second.is_dma:
         return has_conflict(first, second) or _share_banks(first, second)
     return _overlap(first.writes, [run for run in second.reads if run.register.startswith(_STREAMS)])

@@ -118,7 +118,7 @@ class Stream:
     image: Image = field(default_factory=Image)
 
     def new_key(self) -> int:
-        """Return a key for the first new operation; decrease it for further ones."""
+        """Return a new, negative key. Decrease it by one for further operations."""
         return min([0, *(op.key for op in self.ops)]) - 1
 
 

@@ -53,7 +53,7 @@ def _check_scale_mode(op: Operation, mode: int) -> None:
     # npu-reference 5, 8.9
     if op["OFM_PRECISION.scale_mode"] != mode:
         raise MachineFault(
-            f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']} is not supported for these weights; expected {mode}"
+            f"OFM_PRECISION.scale_mode: expected {mode} for this type of weights, got {op['OFM_PRECISION.scale_mode']}"
         )
 
 

@@ -240,7 +240,10 @@ VALUES_5X: dict[str, Callable[[Operation], Value]] = {
 
 @operation("NPU_OP_ELEMENTWISE", U85)
 def elementwise_u85(op: Operation) -> Prepared:
-    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point). Each operand can be broadcast, chained or OP_SCALAR."""
+    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point).
+
+    Each operand can be broadcast, chained or constant (OP_SCALAR).
+    """
     name = ELEMENTWISE_MODES_U85[op.mode]
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:

@@ -93,10 +93,10 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Prepare the index of the first maximum of each window along ``axis`` (npu-reference 8.7)."""
+        """Prepare OFM = index of the first maximum along ``axis`` in each window (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
-            raise MachineFault(f"ARGMAX: expected a kernel of extent 1 along the other axis, got {w.kernel}")
+            raise MachineFault(f"ARGMAX_{'YX'[axis]}: expected a kernel of extent 1 along the {'xy'[axis]} axis, got {w.kernel}")
 
         def index(m: Memory) -> Ints:
             rows = w.read(m, 0, w.out[0], np.int64, w.ifm.value_range[0])

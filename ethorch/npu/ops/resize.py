@@ -22,8 +22,8 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 def resize(op: Operation) -> Prepared:
     """Prepare OFM[i,j,c] = output stage of acc << 16. acc is the IFM at row (i*step + RESIZE_Y_OFFSET) / n.
 
-    n is RESIZE_Y_SCALE_N. Columns use RESIZE_X. BILINEAR weights the two neighbors with n-f and the remainder f, so acc is scaled
-    by ny*nx. The other modes select a neighbor.
+    n is RESIZE_Y_SCALE_N, and RESIZE_Y contains the step. Columns use RESIZE_X. BILINEAR weights the two neighbors with n-f and the
+    remainder f, so acc is scaled by ny*nx. The other modes select a neighbor.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape

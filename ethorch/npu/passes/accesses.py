@@ -48,7 +48,7 @@ class Access:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The accessed bytes, without gaps."""
+        """The accessed bytes, excluding gaps."""
         if self.fm is None:
             return tuple(Block.of_span(run.low, run.high) for run in self.runs)
         size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
@@ -86,7 +86,7 @@ def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Bloc
 
 
 class CoarseLabels:
-    """Labels of bytes in disjoint spaces. Bytes that no access separates share a label."""
+    """Labels of bytes in disjoint spaces. Adjacent bytes share a label until an access separates them."""
 
     def __init__(self, spaces: Iterable[Place]):
         self._spaces = sorted(spaces)
@@ -118,7 +118,7 @@ def _view(labels: Labels, unit: int, block: Block) -> Labels:
     try:
         return np.ndarray(shape, labels.dtype, labels, block.base // unit * size, strides)
     except ValueError as error:
-        raise MachineFault(f"a tile of byte shape {block.shape} at offset {block.base:#x} exceeds its space.") from error
+        raise MachineFault(f"a tile of {block.shape} bytes at offset {block.base:#x} exceeds its space.") from error
 
 
 def list_reads(op: Op, regions: Collection[int]) -> list[Access]:

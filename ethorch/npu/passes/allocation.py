@@ -22,7 +22,7 @@ class Allocation:
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with smaller regions and no more cycles, or None."""
+    """Return the stream with smaller regions and without additional cycles, or None."""
     rate = context.rate(stream)
     moved = allocate(stream).stream
     if count_bytes(moved) < count_bytes(stream) and context.rate(moved) > rate:

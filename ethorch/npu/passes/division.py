@@ -1,4 +1,4 @@
-"""Run operations part by part if their buffers then need less memory at the peak."""
+"""Run operations part by part if that reduces peak memory."""
 
 from __future__ import annotations
 

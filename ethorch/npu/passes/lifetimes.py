@@ -44,8 +44,8 @@ def find_lifetimes(
     Args:
         sizes: Bytes of each region to allocate.
         divide: Whether the lifetimes of a value's parts end separately.
-        operators: Positions of each operator's kernels, whose maps keep their distances.
-        spaces: Disjoint spaces of the segments, if known.
+        operators: Positions of each operator's kernels, whose maps keep their relative distances.
+        spaces: Disjoint address ranges of the segments, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
 
@@ -216,7 +216,7 @@ class _Tracker:
 
 
 def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
-    """Group the kernels of a chain, with transfers between them."""
+    """Group the kernels of each chain, including the transfers between them."""
     groups: list[list[Op]] = []
     is_open = False
     for op in ops:
@@ -230,7 +230,7 @@ def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return, for each operation, the first and the last that may run at the same time."""
+    """Return, for each operation, the first and the last operation that may run at the same time."""
     starts, ends = list(range(len(ops))), list(range(len(ops)))
     running: dict[bool, list[int]] = {True: [], False: []}
     for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):

@@ -1,4 +1,4 @@
-"""Occupied memory at each operation."""
+"""Memory in use at each operation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRANULE = 16  # bytes, alignment of transfers and weights (npu-reference 7)
 
 
 class Occupancy:
-    """Granules of a region in use at each operation."""
+    """The granules in use at each operation, for one region."""
 
     def __init__(self, ops: Sequence[Op], region: int, limit: int, image: Image) -> None:
         ends = [high for where, _, high in (*image.inputs, *image.outputs) if where == region]
@@ -39,7 +39,7 @@ class Occupancy:
         """Return the lowest address at which all spans are free, or None.
 
         Args:
-            spans: First operation, last operation, offset and size of each.
+            spans: First operation, last operation, offset and size of each span.
         """
         granules, columns = -(-size_bytes // GRANULE), self.rows.shape[1]
         count = min(self.limit - granules, columns) + 1

@@ -30,7 +30,7 @@ class Packing:
 
 @dataclass
 class _Neighbors:
-    """Forbidden distances between a segment and others that are in use with it."""
+    """Forbidden distances between a segment and those in use at the same time."""
 
     others: Ints
     low: Ints
@@ -44,7 +44,7 @@ def pack(segments: Sequence[Segment], permits: Sequence[Permit]) -> Packing:
 
 
 def bound_size(segments: Sequence[Segment], permits: Iterable[Permit]) -> int:
-    """Return the maximum number of bytes in use at a time. Pairs of segments with a permit count once."""
+    """Return the maximum number of bytes in use at any time. Pairs of segments with a permit count once."""
     live: dict[int, int] = {}
     events: list[tuple[int, int]] = []
     for segment in segments:

@@ -17,8 +17,6 @@ from ethorch.npu.verify import Rejection, decode_instructions, list_forms, trace
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over a command stream."""
-
     name: str
     run: Callable[[Stream, Context], Stream | None]  # returns a changed copy of the stream, or None
     after: tuple[str, ...] = ()  # passes that must run before
@@ -48,7 +46,9 @@ class Optimized:
 
 
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
-    """Run the passes and verify the result. Return None if no pass changes the stream, or Vela's stream violates the same rules.
+    """Run the passes and verify the result.
+
+    Return None if no pass changes the stream, or if Vela's stream violates the same rules.
 
     Raises:
         MachineFault: The payload cannot be decoded.

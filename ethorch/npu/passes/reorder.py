@@ -1,4 +1,4 @@
-"""Choose operations to run part by part, to reduce peak memory."""
+"""Choose operations to run part by part to reduce peak memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rate = Callable[[Sequence[Op]], int]
 
 @dataclass(frozen=True)
 class Window:
-    """Units [first, end) with the parts that replace them."""
+    """Operations or chains [first, end), with the parts that replace them."""
 
     first: int
     end: int
@@ -56,7 +56,7 @@ class _Way:
 def find_windows(
     ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, work: int
 ) -> list[Window]:
-    """Return disjoint windows, in order, whose parts reduce the peaks.
+    """Return disjoint windows, in stream order, whose parts reduce peak memory.
 
     Args:
         ops: Operations of a stream with disjoint segments.

@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with copies of repeatedly read weights at its start and fewer cycles, or None."""
+    """Return a stream that first copies repeatedly read weights and needs fewer cycles, or None."""
     region = context.find_fast_region(stream)
     if region is None or not context.resident_bytes:
         return None

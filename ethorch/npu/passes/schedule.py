@@ -22,7 +22,7 @@ _LEAST_PART = 1024
 
 @dataclass(frozen=True)
 class Part:
-    """A transfer of a part of weights."""
+    """The transfer of a part of the weights."""
 
     gap: int  # number of the operator before which it is issued
     offset: int  # first byte of the weights
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Transfers of weights, and their address in the fast memory."""
+    """Transfers of weights, and the weights' address in fast memory."""
 
     parts: tuple[Part, ...]
     address: int
@@ -41,8 +41,8 @@ class Schedule:
     """The order of transfers among operators.
 
     Attributes:
-        staged: Operators that read weights from constants, changed to transfer them.
-        placements: Placements by position in ``weights``.
+        staged: Operators that read weights from constants, changed to transfer the weights first.
+        placements: Placements, keyed by index into ``weights``.
         cycles: Total cycles with Vela's formulas, and total cycles with contention.
         exposed: Each operator's cycles in which the NPU does not compute.
     """
@@ -88,7 +88,7 @@ class Schedule:
     def _list_cycles(
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
-        """Return each operator's cycles, and those of accesses to constants."""
+        """Return each operator's cycles, and those of its accesses to constants."""
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name
@@ -190,7 +190,7 @@ class Schedule:
         return parts
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return the cycles during each operator in which nothing but the unit's transfers reads constants."""
+        """Return the cycles of each operator in which only the unit's transfers read constants."""
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
@@ -211,7 +211,7 @@ class Schedule:
         return idle
 
     def _list_loads(self, reads: Sequence[int]) -> list[int]:
-        """Return the cycles in which each operator, and concurrent transfers, read constants."""
+        """Return the cycles in which each operator and concurrent transfers read constants."""
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator

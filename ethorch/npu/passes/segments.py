@@ -53,14 +53,14 @@ class Segment:
 
     @property
     def space(self) -> Place:
-        """The bytes, rounded to ALIGNMENT."""
+        """The address range, rounded to ALIGNMENT."""
         low, high = min(self.low, *(p.low for p in self.pieces)), max(self.high, *(p.high for p in self.pieces))
         return self.region, *_round(low, high)
 
 
 @dataclass(frozen=True)
 class Permit:
-    """Permission to overlap at ``time`` if the second segment moves ``offset`` bytes farther than the first."""
+    """Permission for two segments to overlap at ``time`` if the second moves ``offset`` bytes farther."""
 
     first: int
     second: int

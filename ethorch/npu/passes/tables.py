@@ -12,7 +12,7 @@ from ethorch.npu.memory import INTERNAL
 
 
 def drop_transfers(ops: Sequence[Op], needed: npt.NDArray[np.bool_]) -> list[Op]:
-    """Return operations without transfers of tables that no operation reads. ``needed`` marks internal bytes read later."""
+    """Return the operations without transfers of unused tables. ``needed`` marks internal bytes that later operations read."""
     remaining = []
     for op in reversed(ops):
         written = [run for run in op.writes if run.region == INTERNAL] if op.is_dma else []

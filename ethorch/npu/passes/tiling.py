@@ -26,7 +26,7 @@ _OUTSIDE = 0  # label of bytes that no part accessed; the first part has label 1
 
 @dataclass(frozen=True)
 class Cut:
-    """Division of an axis."""
+    """A division of an axis."""
 
     size: int  # extent of the axis of the first operation
     count: int
@@ -55,7 +55,7 @@ class _Unit:
 
 
 class Tiler:
-    """Division of a stream in which buffers do not share bytes and keys are unique."""
+    """A division of a stream whose buffers share no bytes and whose keys are unique."""
 
     def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], segments: Sequence[Segment], first_key: int):
         self.segments = segments

@@ -61,7 +61,7 @@ def _prefix(run: Run) -> str:
 
 
 def find_streams(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:
-    """Return aligned transferred weights, and aligned weights and scales (separately) that kernels read from constants."""
+    """Return aligned weights that are transferred, and aligned weight and scale streams that kernels read from constants."""
     candidates = [each for each in find_weights(stream, operators, region) if each.transfer is not None]
     for number, operator in enumerate(operators):
         for position in operator.positions if operator.works else ():

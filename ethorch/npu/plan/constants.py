@@ -76,7 +76,7 @@ class Constants:
 
 
 def reaches(fm: FeatureMap) -> list[tuple[int, int]]:
-    """Return [first byte, end) of each tile of a feature map in memory."""
+    """Return the byte range of each tile of a feature map in memory."""
     sy, sx, sc = fm.strides
     if fm.bricks:
         z, inner = (-(-fm.depth // 16) - 1) * sc, min(fm.depth, 16)

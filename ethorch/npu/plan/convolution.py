@@ -47,7 +47,7 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial sums minus the correction. They are offset plus bias, or 0 if the output stage adds these.
+        """Return the initial sums (offset plus bias, or 0 if the output stage adds these) minus the correction.
 
         int32 sums wrap.
         """

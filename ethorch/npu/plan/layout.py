@@ -128,7 +128,7 @@ class Dot(Structure):
 
 
 class Nothing(Structure):
-    """A step whose work is done by another step."""
+    """An operation whose work is done by another operation."""
 
     _fields_ = _ints("pad")
 

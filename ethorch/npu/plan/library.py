@@ -85,11 +85,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of the library. Raise HostError if struct sizes differ from ``layout``."""
+    """Declare the functions of the library. Raise HostError if struct sizes differ from those in ``layout``."""
     sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
         raise HostError(
-            f"the compiled simulator's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout. Reinstall ethorch."
+            f"the compiled simulator's structs have sizes {sizes}, which differ from those in ethorch.npu.plan.layout. "
+            "Reinstall ethorch."
         )
     handle.ethorch_new_buffers.restype = c_void_p
     handle.ethorch_free_buffers.argtypes = (c_void_p,)

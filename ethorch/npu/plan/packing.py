@@ -24,7 +24,7 @@ LANES = 16  # maximum number of lanes in a vector; arrays for vector loads are p
 
 
 class NotKnown(Exception):
-    """The error for a step that the plan cannot represent, which runs in Python."""
+    """The error for operations that must run in Python."""
 
 
 @dataclass(eq=False)
@@ -41,14 +41,14 @@ class Context:
     """The state of packing a stream.
 
     Attributes:
-        memory: Memory of the machine, or of one with equal region sizes.
+        memory: Memory of the machine, or of another machine with equal region sizes.
         constants: Constant bytes at this point of the stream.
-        carries: Whether to pack steps with chain buffers or accumulators. Otherwise, these steps run in Python.
+        carries: Whether to pack operations with chain buffers or accumulators. Otherwise, they run in Python.
         own_bytes: Size of the memory that belongs to the plan.
         kept_alive: Arrays and structs referenced by pointers in structs.
-        filters: Packed filters, shared by stripes of a layer and steps of a recurrent network.
+        filters: Packed filters, shared by stripes of a layer and time steps of a recurrent network.
         stored_ranges: Feature maps whose elements have a narrower range than their type, keyed by region and base.
-        computed: Entry that the current step adds to ``stored_ranges``, or None.
+        computed: Entry that the current operation adds to ``stored_ranges``, or None.
     """
 
     memory: Memory
@@ -91,7 +91,6 @@ class Context:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> layout.Map:
-        """Pack a feature map for reading."""
         if fm.storage == STORAGE_CHAINED:
             box = self.chains.get(fm.region) if self.carries else None
             if box is None or box.shape != fm.shape or box.size != fm.dtype.itemsize:
@@ -172,7 +171,7 @@ class Context:
         return low - fm.zero_point, high - fm.zero_point
 
     def advance(self, step: Step) -> None:
-        """Remove overwritten feature maps from ``stored_ranges``, and add the entry of the current step."""
+        """Remove overwritten feature maps from ``stored_ranges``, and add the entry of the current operation."""
         written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
         spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
         spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]

@@ -1,4 +1,4 @@
-"""Plans: the steps of a program for one memory layout, compiled if possible."""
+"""Execution plans: operations of a program for one memory layout, compiled if possible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
 
 @dataclass(eq=False)
 class Native:
-    """Consecutive steps that run in compiled code."""
+    """Consecutive operations that run in compiled code."""
 
     steps: list[Step]
     structs: Any  # ctypes array of layout.Step
@@ -46,13 +46,13 @@ class Native:
 
 
 class Plan:
-    """Groups of compiled steps, and single steps that run in Python.
+    """Groups of compiled operations, and single operations that run in Python.
 
     Attributes:
-        parts: Groups and steps in stream order.
-        own_bytes: Size of the memory for chain buffers and accumulators of compiled steps.
-        reasons: Reason for each step that runs in Python.
-        is_whole: Whether compiled code runs every step that computes or moves bytes.
+        parts: Groups and single operations in stream order.
+        own_bytes: Size of the memory for chain buffers and accumulators of compiled operations.
+        reasons: Reason for each operation that runs in Python.
+        is_whole: Whether compiled code runs every operation that computes or moves bytes.
     """
 
     def __init__(self, program: Program, memory: Memory):

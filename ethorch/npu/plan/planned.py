@@ -1,4 +1,4 @@
-"""Execute a plan on the memory of a machine."""
+"""Execute a compiled plan on the memory of a machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ethorch.npu.prepared import Step
 
 
 class Images:
-    """A batch in the format of compiled code.
+    """Images in the format of compiled code.
 
     Args:
-        inputs, outputs: For each tensor: address of the first image, bytes per image, offset, region.
+        inputs, outputs: Address of the first image, bytes per image, offset and region of each tensor.
         counter: Address of the int64 index of the next image, shared by threads.
         count: Number of images.
     """
@@ -32,7 +32,7 @@ class Images:
 
 
 class Planned:
-    """A plan and its memory, with the durations of the steps and the number of completed runs."""
+    """A plan and its memory, with the durations of the operations and the number of completed runs."""
 
     def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan
@@ -51,11 +51,11 @@ class Planned:
         return addresses
 
     def run(self, number: int, execute: Callable[[Step], None]) -> None:
-        """Run all steps.
+        """Run all operations.
 
         Args:
             number: Index of the run in ``tallies``.
-            execute: Function that runs a step in Python and raises its faults.
+            execute: Function that runs an operation in Python and raises its faults.
         """
         machine, work = self.machine(), buffers()
         for part in self.plan.parts:
@@ -76,7 +76,7 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run at most ``most`` further images of a batch, without updating ``tallies``. Requires ``plan.is_whole``.
+        """Run at most ``most`` more images of a batch, without updating ``tallies``. Requires ``plan.is_whole``.
 
         Returns:
             Index of an image that must be processed in Python, or None.
@@ -93,7 +93,7 @@ class Planned:
         return None if end == count else image.value
 
     def tallies(self) -> Iterator[tuple[Step, Tally]]:
-        """Yield the tallies of compiled steps."""
+        """Yield the tallies of compiled operations."""
         for part, times in self._times.items():
             for k, step in enumerate(part.steps):
                 if times.runs[k]:

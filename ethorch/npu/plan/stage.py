@@ -39,7 +39,7 @@ class Sums:
 
     Attributes:
         largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
-        offset, bias: int64 per channel, or None, added before and after the kept accumulators.
+        offset, bias: int64 per channel, or None, added before and after the kept accumulators, respectively.
         element_wise: Whether each OFM element depends only on the corresponding input elements.
         wide: Whether the sums are int64 and scaled as integers.
     """
@@ -56,8 +56,8 @@ def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureM
     """Pack an output stage. If its mode permits int32 sums, the sums must include offset and bias.
 
     Raises:
-        NotKnown: The step must run in Python.
-        MachineFault: The step fails in Python too.
+        NotKnown: The operation must run in Python.
+        MachineFault: The operation fails in Python too.
     """
     s = layout.Stage()
     s.height, s.width, s.depth = stage.shape

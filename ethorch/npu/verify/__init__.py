@@ -22,7 +22,7 @@ __all__ = ["Image", "Listing", "Rejection", "decode_instructions", "list_forms",
 
 
 def verify(payload: bytes, image: Image, reference: Dataflow | None = None) -> list[Rejection]:
-    """Return the violated rules of a driver payload.
+    """Return the rules that a driver payload violates.
 
     Raises:
         MachineFault: The payload is malformed, or has branches or interrupts.
@@ -37,7 +37,7 @@ def verify_listing(
     reference: Dataflow | None = None,
     vela_forms: frozenset[str] = frozenset(),
 ) -> Iterator[Rejection]:
-    """Iterate over the violated rules of decoded instructions.
+    """Iterate over the rules that decoded instructions violate.
 
     Rules of the whole stream are checked only if every operation is legal.
 

@@ -38,7 +38,7 @@ def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Fact
 
 
 def largest_blockdep(first: Facts, second: Facts) -> int:
-    """Return the largest BLOCKDEP with which ``second`` reads no bytes of unfinished blocks."""
+    """Return the largest BLOCKDEP with which ``second`` reads no bytes that unfinished blocks write."""
     most = MOST_BLOCKDEP[second.npu.family]
     assert first.prepared is not None and second.prepared is not None
     written = [access for access in first.prepared.writes if isinstance(access, FeatureMap) and access.in_memory]
@@ -73,7 +73,7 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
 
 
 def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
-    """Return the strides of a layout that contains both maps, one of which may be a strided slice, or None."""
+    """Return the strides of a layout that contains both maps, or None. One map may be a strided slice."""
     axes = 3 if a.bricks else 2
     pairs = list(zip(a.strides, b.strides, strict=True))
     if (a.bricks, a.dtype.itemsize) != (b.bricks, b.dtype.itemsize) or any(min(pair) <= 0 for pair in pairs[:axes]):

@@ -24,7 +24,7 @@ MICROBLOCKS = {0: (1, 1), 1: (1, 2), 2: (1, 4), 3: (2, 2), 4: (2, 4), 5: (4, 4)}
 
 
 class Memories(NamedTuple):
-    """Internal memories of one NPU, in bytes."""
+    """Sizes in bytes of an NPU's internal memories."""
 
     ifm: int
     accumulators: int
@@ -91,7 +91,7 @@ def _most_block(facts: Facts) -> tuple[int, int, int]:
 
 
 def required_bytes(facts: Facts, memories: Memories) -> Iterator[tuple[str, int, int]]:
-    """Yield (contents, required bytes, available bytes) of the internal memories."""
+    """Yield (contents, required bytes, available bytes) for each internal memory."""
     height, width, depth = block_size(facts)
     values = facts.values
     if facts.name == "NPU_OP_ELEMENTWISE":
@@ -150,7 +150,7 @@ def _ifm_bytes(facts: Facts, memories: Memories) -> int:
 
 
 def ifm_block_depth(facts: Facts) -> int:
-    """Return the number of channels of an IFM block, over which the kernel sums (npu-reference 4.3)."""
+    """Return the number of channels in an IFM block of a kernel that sums over channels (npu-reference 4.3)."""
     values = facts.values
     bits = 8 << values["IFM_PRECISION.precision"]
     if facts.name == "NPU_OP_CONV" and values["KERNEL_STRIDE.weight_order"]:

@@ -30,11 +30,11 @@ def view_bytes(access: Access, memory: Array) -> list[Array]:
             try:
                 view: Array = np.ndarray(shape, memory.dtype, memory, base * step, tuple(step * stride for stride in strides))
             except ValueError as error:
-                raise MachineFault(f"a tile of byte shape {shape} at {base:#x} exceeds its region.") from error
+                raise MachineFault(f"a tile of {shape} bytes at {base:#x} exceeds its region.") from error
             views.append(view)
     return views
 
 
 def is_stored(access: Access) -> bool:
-    """Return False for feature maps in chain buffers or without storage."""
+    """Return True unless a feature map is chained or has no storage."""
     return not isinstance(access, FeatureMap) or access.in_memory

@@ -22,7 +22,7 @@ from ethorch.support.errors import MachineFault
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` transfers (``is_dma``) or kernels are unfinished."""
+    """A wait until at most ``count`` transfers (if ``is_dma``) or kernels are unfinished."""
 
     is_dma: bool
     count: int

@@ -26,7 +26,7 @@ UPSCALE_NEAREST = 1
 
 
 class Shram(NamedTuple):
-    """SHRAM of one NPU."""
+    """The SHRAM of one NPU."""
 
     banks: int  # of 1 KiB
     microblock: tuple[int, int, int]  # height, width, depth
@@ -170,5 +170,5 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def tables_share_banks(npu: Npu) -> bool:
-    """Return True if kernels without tables overwrite the banks of tables."""
+    """Return True if kernels without tables overwrite the SHRAM banks of tables."""
     return npu.name in SHRAM and not SHRAM[npu.name].reserves_tables

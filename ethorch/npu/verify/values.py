@@ -129,7 +129,7 @@ class _Checker:
     def _check_overwrite(
         self, index: int, access: Access, label: int, overwrite: _Overwrite, labels: set[int]
     ) -> Iterator[Rejection]:
-        """Reject overwrites, except of padding and of already read rows of a rolling buffer (npu-reference 3.2)."""
+        """Reject overwrites except of padding, or of rows of a rolling buffer that have been read (npu-reference 3.2)."""
         writer = self.all_facts[overwrite.writer]
         written = _written_map(writer)
         value = _written_map(self.all_facts[label]) if label >= 0 else None

@@ -36,7 +36,7 @@ class Order:
         dilation, stride: (y, x).
         ofm_unit: OFM microblock depth (OUB).
         stream, streams: Index of this stream, and number of streams of the operation (cores).
-        sparse: 2:4 sparsity (U85).
+        sparse: Whether weights have 2:4 sparsity (U85).
         macs: Multipliers of the NPU (U85).
     """
 
@@ -83,7 +83,7 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """The functions that differ between the families."""
+    """The functions that each NPU family implements."""
 
     blocks: Callable[[Order], Blocks]
     shape: Callable[[Order], Order]  # removes parameters that do not affect patterns
@@ -326,7 +326,7 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
 
 
 def sequences(order: Order, values: Array) -> Array:
-    """Split an interleaved FWD stream into entries [streams, n] (npu-reference 4.3)."""
+    """Split an interleaved FWD stream into an array [streams, n] (npu-reference 4.3)."""
     u = _units(order)
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
     return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)

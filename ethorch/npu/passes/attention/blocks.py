@@ -45,7 +45,7 @@ class Block:
 
 
 def shares_tables(npu: Npu) -> bool:
-    """Return True if kernels without a table use the banks of tables."""
+    """Return True if kernels without a table use the SHRAM banks of tables."""
     return npu.internal_bytes // BANK_BYTES == _SHARED_TABLES
 
 
@@ -80,7 +80,7 @@ def choose_copy_block(npu: Npu, size: Size, has_table: bool) -> Block:
 
 
 def list_blocks(npu: Npu, columns: int, depths: tuple[int, ...], kernel_height: int, ifm_depth: int) -> Iterator[Block]:
-    """Iterate over blocks of a one-row convolution, by width and allowed depths."""
+    """Iterate over blocks of a convolution with one output row."""
     unit = U55_MICROBLOCK[core_macs(npu)]
     ifm_height = round_up(unit[0] - 1 + kernel_height, unit[0])
     for depth in depths:

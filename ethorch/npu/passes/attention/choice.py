@@ -1,4 +1,4 @@
-"""Choose the form (piece, taps, block) of a product."""
+"""Choose the form of a product's convolutions (columns, taps, block)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXTENTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # of blocks that are compared
 
 @dataclass
 class Chooser:
-    """A cached choice of the fastest form for each shape, according to the cycle model."""
+    """A cache of the fastest form for each shape, according to the cycle model."""
 
     stream: Stream
     context: Context
@@ -75,7 +75,7 @@ def _describe(product: Product) -> tuple[object, ...]:
 
 
 def list_splits(npu: Npu, product: Product) -> Iterator[tuple[int, bool]]:
-    """Yield candidates: columns of a piece, and whether inputs are taps."""
+    """Yield candidates (columns per convolution, whether inputs are kernel taps)."""
     unit = npu.ofm_units[0] * npu.cores
     depth = round_up(product.depth, IFM_BLOCK)
     for has_taps in (False, True):

@@ -28,7 +28,7 @@ LINE = 16  # bytes; alignment of constants and transfers
 
 @dataclass(frozen=True)
 class Place:
-    """A box of int8 in memory."""
+    """A box of int8 values in memory."""
 
     region: int
     base: int
@@ -83,7 +83,7 @@ class Emitter:
         self.next_key -= 1
 
     def transfer(self, source: tuple[int, int], target: tuple[int, int], size_bytes: int) -> None:
-        """Copy bytes between (region, address) pairs."""
+        """Copy bytes between two (region, address) pairs."""
         registers = {"DMA0_SRC_REGION": source[0], "DMA0_DST_REGION": target[0]}
         self.emit("NPU_OP_DMA_START", 0, {**registers, "DMA0_SRC": source[1], "DMA0_DST": target[1], "DMA0_LEN": size_bytes})
 

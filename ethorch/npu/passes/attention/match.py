@@ -25,7 +25,7 @@ _OF_COLUMNS = ("IFM2_BASE0", "BLOCKDEP"), ("OFM_BASE0", "BLOCKDEP")
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of an operand or result, one matrix for each batch. Strides are in bytes."""
+    """Rows of an operand or result, with one matrix per batch. Strides are in bytes."""
 
     region: int
     base: int
@@ -37,7 +37,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """``ofm[b, m, n] = sum of a[b, m, k] * b[b, n, k]``."""
+    """The product ``ofm[b, m, n] = sum of a[b, m, k] * b[b, n, k]``."""
 
     positions: tuple[int, ...]  # of the kernels in the stream
     batches: int

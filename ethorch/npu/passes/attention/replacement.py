@@ -39,7 +39,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Piece:
-    """Columns of one convolution, with the streams of each core."""
+    """The output columns of one convolution, with each core's weight layout."""
 
     first: int
     columns: int

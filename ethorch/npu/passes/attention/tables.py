@@ -56,7 +56,7 @@ class Slots:
                 self.contents.pop(slot, None)
 
     def choose(self, tables: Sequence[int], free: Sequence[int]) -> list[int] | None:
-        """Return a slot for each table, preferably one that contains it, or None if too few are free."""
+        """Return a slot for each table, preferably one that contains it, or None if too few slots are free."""
         loaded = {address: slot for slot, address in self.contents.items() if slot in free}
         rest = iter([slot for slot in reversed(free) if slot not in loaded.values()] + list(loaded.values()))
         if len(free) < len(tables):

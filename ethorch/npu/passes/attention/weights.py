@@ -28,7 +28,7 @@ def _slice_header(weights: int) -> int:
 
 
 def build_header(weights: int) -> bytes:
-    """Return the first line of a stream with an even number of weights."""
+    """Return the first LINE bytes of a stream with an even number of weights."""
     bits = _slice_header(1) | _slice_header(weights - 1) << _HEADER_BITS + _WEIGHT_BITS
     return bits.to_bytes(LEAD + 1, "little") + bytes(LINE - LEAD - 1)
 
@@ -38,7 +38,7 @@ def build_end() -> bytes:
 
 
 def build_tables() -> tuple[bytes, bytes, bytes]:
-    """Return tables from operand values to a weight's byte, and to the header bytes FIRST_LOW and FIRST_HIGH."""
+    """Return tables that map an operand to a weight's byte, and to the header bytes FIRST_LOW and FIRST_HIGH."""
     weight = np.arange(-128, 128) - ZERO_POINT
     index = np.where(weight > 0, 2 * weight - 1, -2 * weight)
     low = _slice_header(1) >> 8 * FIRST_LOW | (index & 15) << 4
@@ -101,7 +101,7 @@ class Layout:
         return self.unit * (self.depth if self.has_taps else IFM_BLOCK)
 
     def _offset(self, output: int, first: int) -> int:
-        """Return a byte offset; ``output`` must be a multiple of ``unit``, and input ``first`` of LANES."""
+        """Return the byte offset of a weight. ``output`` and ``first`` must be multiples of ``unit`` and LANES, respectively."""
         block, inside = divmod(first, IFM_BLOCK)
         block_bytes = IFM_BLOCK * (self.unit if self.has_taps else self.rows)
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
@@ -178,7 +178,7 @@ class Layout:
             yield Box(output, first, count, outputs, LANES, 0, step, self._offset(output, first), stride)
 
     def _list_runs(self, chunks: int) -> list[tuple[int, int, int]]:
-        """Return (first input, count, distance) of groups of LANES inputs at equal distances."""
+        """Return runs of equally spaced groups of LANES inputs, as (first input, count, distance)."""
         per_block = IFM_BLOCK // LANES
         if self.has_taps or chunks <= per_block:
             return [(0, chunks, LANES)] if chunks else []
