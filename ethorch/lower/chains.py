@@ -30,7 +30,7 @@ class PointwiseChain:
     Attributes:
         source: The only operand of the chain that is not constant.
         end: The last operator of the chain.
-        steps: Whether the function has jumps, which a table must not interpolate.
+        steps: Whether the function has jumps, across which a table must not interpolate.
     """
 
     source: QTensor
@@ -47,7 +47,7 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
     Args:
         env: Lowered values of earlier nodes.
-        shape: Shape of the result. The tensor must have this shape, because a table does not broadcast.
+        shape: Shape of the result. The returned tensor must have this shape, because a table does not broadcast.
         quantized: Whether a quantize node reads the result.
     """
     if not spec.pointwise:

@@ -94,7 +94,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Return the operands for placeholders at index ``first`` and above, with OnCpu for operands that no subgraph reads."""
+        """Return the operands for the placeholders from index ``first``. An operand that no subgraph reads is OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]

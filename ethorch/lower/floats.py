@@ -49,7 +49,7 @@ class Floats:
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Use integer arithmetic for quantized and integer operands and results if possible, and float arithmetic otherwise."""
+        """Lower operators on quantized or integer tensors with integer arithmetic if possible, and others with float arithmetic."""
         operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
             return self.frame.fold(node)
@@ -127,7 +127,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Make tensors of the float constants that a quantizer would quantize."""
+        """Create tensors for the float constants that a quantizer would quantize."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:

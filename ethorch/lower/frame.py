@@ -151,7 +151,7 @@ class Frame(ABC):
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return a TOSA input for ``node``, or OnCpu in a subgraph or if TOSA cannot represent the tensor.
+        """Return a TOSA input for ``node``, or OnCpu if ``node`` is in a subgraph or TOSA cannot represent the tensor.
 
         Quantized uint8 is converted to int8.
         """

@@ -52,7 +52,7 @@ class Refusal:
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first refusal of each operator and reason, with the number of such refusals as ``count``."""
+    """Group refusals by operator and reason. Return the first of each group, with the size of the group as ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
         key = tuple(refusal[name] for name in ("operator", "id", "reason", "remedy"))
@@ -71,7 +71,7 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each group of refusals. A remedy that several groups share is only in the first sentence."""
+    """Return one sentence for each group of refusals. A remedy that several groups share appears only once."""
     remedies: set[str] = set()
     texts = []
     for group in group_refusals(refusals):
@@ -83,7 +83,7 @@ def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class PartitionReport:
-    """Placement of the operators of all graphs that a partitioner processed.
+    """The placement of the operators of all graphs that a partitioner processed.
 
     Attributes:
         delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
@@ -99,7 +99,7 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """The writer's ``name``, and why it is ExecuTorch (``id``, ``reason`` and ``remedy``, otherwise empty)."""
+        """The program's writer: ``name``, and ``id``, ``reason`` and ``remedy`` of ``executorch_reason`` (empty if it is None)."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
@@ -145,7 +145,7 @@ class PartitionReport:
 
 
 def writer_text(writer: Mapping[str, Any]) -> str:
-    """Return why ExecuTorch wrote the program, with the reason's id and remedy, or an empty string if ethorch did.
+    """Return the reason why ExecuTorch wrote the program, with id and remedy, or an empty string if ethorch wrote it.
 
     ``writer`` is the value of ``PartitionReport.writer``.
     """

@@ -34,7 +34,7 @@ INT64_INPUT = Reason(
 SHAPE_OF_VALUES = Reason(
     "graph.shape_of_values",
     "the shape of the result depends on values, but NPU programs require fixed shapes",
-    "Keep all elements and set unselected elements to 0 with torch.where, or determine the shape by constants.",
+    "Keep all elements and set unselected elements to 0 with torch.where, or use constants for values that determine the shape.",
 )
 
 
@@ -210,7 +210,7 @@ def no_tensor(node: Node) -> Reason:
 
 DIFFERENT_SCALES = Reason(
     "control_flow.scales",
-    "the branches return a result with different quantization parameters, and no quantize operator reads it",
+    "corresponding results of the branches have different quantization parameters, and no quantize operator reads them",
     "Quantize the model with quantize_with_submodules.",
 )
 

@@ -22,12 +22,12 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"_?fft_.*|stft|istft", "Use a matmul with constant matrices of cosines and sines."),
     (r"view_as_(real|complex)|_?conj(_physical)?|complex|polar|angle|real|imag|resolve_(conj|neg)|_neg_view", _PARTS),
     (r"sort|argsort|msort|topk|kthvalue|median|nanmedian|mode|quantile|nanquantile",
-     "Sort the values of at most 16 elements, or use amax, amin or argmax, which run on the NPU. torch.topk has a CPU kernel."),
+     "Sort at most 16 elements without reading the indices, or use amax, amin or argmax. torch.topk runs on the CPU."),
     (r"histc|histogram|_histogramdd.*|bincount",
      "Compare x with constant bin edges, (x[..., None] >= edges).sum(0), and subtract adjacent sums."),
     (r"_?grouped_mm.*|_scaled_grouped_mm.*",
-     "Sort the rows by expert, as transformers does for mixtures of experts: sort int[rows], count rows per expert with histc or"
-     " bincount, and index the result by the inverse of the permutation."),
+     "Sort the rows by expert, as transformers does for mixtures of experts. Sort int[rows], count the rows per expert with histc"
+     " or bincount, and index the result by the inverse of the permutation."),
     (r"cummax|cummin", "Read only the values, because the NPU does not compute the indices."),
     (r"atan2", "Use torch.atan(y / x), and torch.where for the quadrants; these operators run on the NPU."),
     (r"(_?cdist|_?pdist|_euclidean_dist).*", "Use (x - y).pow(2).sum(-1).sqrt(), which runs on the NPU."),

@@ -1,7 +1,4 @@
-"""The Builder that lowerings use.
-
-Its base classes each cover one subject: verified operators, layout and movement, scales, operands, tables and convolutions.
-"""
+"""The Builder that lowerings use. Each base class covers one subject."""
 
 from __future__ import annotations
 
@@ -9,4 +6,4 @@ from ethorch.lower.builder.convolution import ConvolutionBuilder
 
 
 class Builder(ConvolutionBuilder):
-    """A builder of TOSA for quantized, float and integer tensors."""
+    """A builder of TOSA graphs with quantized, float and integer tensors."""

@@ -10,8 +10,6 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """A builder of convolutions."""
-
     def conv2d(
         self,
         value: Value,

@@ -94,7 +94,7 @@ def acos(x: FloatTensor) -> FloatTensor:
 
 
 def sinh(x: FloatTensor) -> FloatTensor:
-    """Return (e + e / (e + 1)) / 2 with the sign of x, where e = exp(|x|) - 1, which avoids cancellation."""
+    """Return (e + e / (e + 1)) / 2 with the sign of x, where e = exp(|x|) - 1. This form avoids cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
     return ((e + finite / (finite + 1)) * 0.5).copy_sign(x)
@@ -118,7 +118,7 @@ def atanh(x: FloatTensor) -> FloatTensor:
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Return the inverse error function. The clamp of w = -log(1 - x**2) affects only poles; elsewhere, w is at most 17."""
+    """Return the inverse error function. The clamp of w = -log(1 - x**2) affects only the poles; elsewhere, w is at most 17."""
     w = -((1 - x) * (x + 1)).log()
     w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)

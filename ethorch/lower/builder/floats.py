@@ -1,6 +1,6 @@
-"""Float tensors for the formulas of operators that use tables or fixed-point arithmetic if they are quantized.
+"""Formulas on float tensors, for operators whose quantized form uses tables or fixed-point arithmetic.
 
-A formula is evaluated in FP32, as in PyTorch's CPU kernels for all float dtypes, and its result is rounded once.
+For all float dtypes, a formula is evaluated in FP32, as in PyTorch's CPU kernels, and its result is rounded once.
 """
 
 from __future__ import annotations
@@ -183,11 +183,11 @@ class FloatTensor:
         return (self > 0).then(1, (self < 0).then(-1, 0))
 
     def copy_sign(self, sign: FloatTensor) -> FloatTensor:
-        """Negate each element whose ``sign`` is negative."""
+        """Negate each element for which ``sign`` is negative."""
         return (sign < 0).then(-self, self)
 
     def expm1(self) -> FloatTensor:
-        """Return exp(x) - 1. If |x| < 1, 2 t / (1 - t) with t = tanh(x / 2) avoids cancellation."""
+        """Return exp(x) - 1. For |x| < 1, use 2 t / (1 - t) with t = tanh(x / 2) to avoid cancellation."""
         t = (self * 0.5).tanh()
         return (self.abs() < 1).then((t * 2) / (1 - t), self.exp() - 1)
 

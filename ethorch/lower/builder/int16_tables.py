@@ -50,7 +50,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the entry index for each input value, and the distance from the entry in 1/128 of an interval."""
+        """Return, for each input value, the index of its entry and the distance from this entry in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
@@ -69,13 +69,13 @@ _MOST_CACHED = 256
 
 
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
-    """Return TABLEs whose sum, clamped to ``low..high``, approximates the function. The first TABLE spans all input values.
+    """Return TABLEs whose sum, clamped to ``low..high``, approximates ``codes``. The first TABLE spans all input values.
 
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
-        far: Maximum error in output steps, unless ``exact``.
-        exact: Whether every result must be within one output step, even at jumps. If more than ``MOST`` TABLEs are needed, the
-            list is then empty.
+        far: Maximum error in output steps if ``exact`` is False.
+        exact: Whether every result must be within one output step, even at jumps. The list is empty if this requires more than
+            ``MOST`` TABLEs.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

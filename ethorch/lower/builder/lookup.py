@@ -17,10 +17,8 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """A builder of lookup tables."""
-
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
-        """Look up a function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, and quantize with ``out``.
+        """Look up the function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, quantized with ``out``.
 
         An int8 TABLE has 256 entries: index = value + 128. The INT32 result of an int16 TABLE has 7 more fractional bits, which a
         RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
@@ -54,7 +52,7 @@ class LookupBuilder(OperandBuilder):
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
     def sum_of_tables(self, value: Value, tables: Sequence[Piece]) -> Value:
-        """Return the saturated INT16 sum of the TABLEs."""
+        """Return the saturated INT16 sum of the TABLEs' results."""
         total: Value | None = None
         fits = sums_fit(tables)
         for piece in tables:
@@ -79,7 +77,7 @@ class LookupBuilder(OperandBuilder):
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
         If the target lacks EXT-INT16, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry. Each
-        half of the entries has its own TABLEs.
+        half of the entries has separate TABLEs.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))

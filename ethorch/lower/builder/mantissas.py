@@ -1,8 +1,8 @@
 """Roots, reciprocals and logarithms of INT32 values.
 
-The NPU has no floating-point operations, but it counts leading zeros. A value v is m / base**h, where m is at least 2**31 / base
-and below 2**31. A single TABLE (TOSA 1.0: 513 entries for INT16) returns a function of m with a relative error below 2**-18,
-because m varies little. The factor base**h becomes a shift, a factor or a term.
+The NPU has no floating-point operations, but it counts leading zeros. A value v is split into m / base**h, where m is at least
+2**31 / base and below 2**31. Because m varies little, a single TABLE (TOSA 1.0: 513 entries for INT16) returns a function of m
+with a relative error below 2**-18. The factor base**h becomes a shift, a factor or a term.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mantissas:
 
     Attributes:
         base: 2, or 4 for roots.
-        index: INT16 input of a TABLE for m. The lowest input is for v = 0.
+        index: INT16 input of a TABLE for m. The lowest input represents v = 0.
         exponent: INT32 h.
     """
 
@@ -59,7 +59,8 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        A separate RESCALE of the result by 1 to INT32 would make the TABLE return INT32, which takes three operations on U55.
+        A separate RESCALE by 1 must not widen the result, because the TABLE would then return INT32, which takes three
+        operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")
@@ -67,8 +68,8 @@ class Mantissas:
     def look_up_precisely(self, b: Builder, function: Function, bits: int) -> Value:
         """Return INT32 function(m / 2**31) * 2**bits for a monotonic function. For v = 0, m is 2**31 / base.
 
-        Entries are relative to the middle of the range, so that they have more bits. The steps of the results are powers of 2,
-        which saves an operation on U55.
+        Entries are relative to the middle of their range, and are thus more precise. Their unit is a power of 2, which saves an
+        operation on U55.
         """
         real = function(self._entries)
         middle = (real[0] + real[-1]) / 2

@@ -33,7 +33,7 @@ class MovementBuilder(Emitter):
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """Reorder the axes of ``value``, then reshape. Repeated calls return the same value."""
+        """Reorder the axes of ``value``, then reshape. Calls with equal arguments return the same value."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
     def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -67,7 +67,7 @@ class MovementBuilder(Emitter):
         return self.emit("SLICE", value, start=starts, size=sizes)
 
     def crop(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the first ``shape[k]`` elements of each axis k."""
+        """Return the first ``shape[k]`` elements along each axis k."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
@@ -83,7 +83,7 @@ class MovementBuilder(Emitter):
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def store_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
-        """Return ``x`` with one axis for each group of PyTorch dimensions. Other dimensions must have size 1."""
+        """Return ``x`` with one axis for each group of PyTorch dimensions. Dimensions outside the groups must have size 1."""
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
         return self.reorder(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
@@ -124,7 +124,7 @@ class MovementBuilder(Emitter):
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """Return a value in which ``dim`` is a single axis, that axis, and the dims of the value."""
+        """Return a value that stores ``dim`` as one axis, the index of this axis, and the value's dims."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
@@ -217,7 +217,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """Pad the start of ``dim`` with ``before`` zero points (or crop if negative), then crop or pad the end to ``extent``."""
+        """Pad the start of ``dim`` with ``before`` zero points (or crop if negative), then pad or crop the end to ``extent``."""
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x

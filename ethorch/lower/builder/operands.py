@@ -25,7 +25,7 @@ class OperandBuilder(ScalingBuilder):
 
     Args:
         limits, tuning, target: See MovementBuilder.
-        floats: Float dtypes of the target.
+        floats: Float dtypes that the target supports.
         integers: Whether the target supports quantized arithmetic.
     """
 
@@ -48,7 +48,7 @@ class OperandBuilder(ScalingBuilder):
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """Return x - zero_point as INT32. The RESCALE is not shared, because Vela fuses only RESCALEs with one user."""
+        """Return x - zero_point as INT32. Each call emits a separate RESCALE, because Vela fuses only RESCALEs with one user."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
@@ -100,7 +100,7 @@ class OperandBuilder(ScalingBuilder):
         if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
             text = f"expected a constant with 32-bit integers, got values from {array.min()} to {array.max()}"
             raise self.refuse(
-                "integer.constant", text, "Convert the other operand to float in the model, and quantize the operator's module."
+                "integer.constant", text, "Convert the integer operand to float in the model, and quantize the operator's module."
             )
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 

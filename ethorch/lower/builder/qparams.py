@@ -53,7 +53,7 @@ class QParams:
 
     @property
     def step(self) -> float:
-        """The scale, if quantized per tensor."""
+        """The scale of per-tensor parameters."""
         assert self.axis is None
         return self.scale[0]
 

@@ -1,4 +1,4 @@
-"""Sums, sums of squares and extremes, and functions of their results in interpolated tables."""
+"""Sums, sums of squares, extremes, and functions of sums that are computed with interpolated tables."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Call
     """Apply ``compute`` to ``lead_with(x)``, separately for each section if ``cut_before`` returns a split.
 
     Args:
-        compute: Function that reduces ``dims`` or preserves every size, and preserves the order of other dimensions.
+        compute: Function that either reduces ``dims`` or preserves every size. It must preserve the order of the other dimensions.
     """
     if (cut := cut_before(b, x, dims)) is None:
         return compute(lead_with(b, x, dims))
@@ -123,7 +123,7 @@ def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> V
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a ``tabulate`` section of about ``length`` values whose last entry is exactly at ``bound``."""
+    """Return the start of a ``tabulate`` section that spans about ``length`` values and has its last entry exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
@@ -138,13 +138,13 @@ def tabulate(
     dtype: str = "INT32",
     from_middle: bool = False,
 ) -> Value:
-    """Return round(function(v) / unit) for INT32 ``v``, with ``v`` clamped near the first and last of ``bounds``.
+    """Return round(function(v) / unit) for INT32 ``v``, with ``v`` clamped approximately to the first and last of ``bounds``.
 
     Each section between two bounds is a TABLE with 511 linear intervals. The section from a to b returns
-    f(min(max(v, a), b)) - f(b), and the last section returns f. Bounds move by a step or two so that a and b are entries.
+    f(min(max(v, a), b)) - f(b), and the last section returns f. Bounds are moved slightly so that a and b are entries.
 
     Args:
-        function: Monotonic function between the bounds.
+        function: Function that is monotonic between the bounds.
         from_middle: Whether the entries of the last section are relative to the middle of its range, for more precise results.
     """
     total: Value | None = None
@@ -181,7 +181,7 @@ def tabulate(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
-    A pool reduces height and width, so an innermost ``axis`` is moved to the front, or a few rows become maps with one channel.
+    A pool reduces height and width, so an innermost ``axis`` is moved to the front, or a few rows become one map.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -248,7 +248,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the largest ``fine`` for ``deviations`` if inputs have ``codes`` possible values and ``count`` are summed."""
+    """Return the largest ``fine`` for ``deviations`` if ``count`` inputs with ``codes`` possible values are summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -290,7 +290,7 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squared exact deviations, and the value of its unit."""
+    """Return the INT32 sum of the squares of ``exact_deviations``, and the value of its unit."""
     half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of the halves is d * d / 4, or 1/4 less for odd d
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit

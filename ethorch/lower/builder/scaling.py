@@ -26,8 +26,6 @@ def saturating_reach(largest: float, scale: float) -> int | None:
 
 
 class ScalingBuilder(MovementBuilder):
-    """A builder of rescales and casts."""
-
     def rescale(
         self,
         value: Value,
@@ -39,8 +37,8 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A sequence ``scale`` contains one scale for each index of the last axis. A float value is multiplied in its own dtype,
-        then cast if ``dtype`` is a float dtype.
+        If ``scale`` is a sequence, it contains one scale for each index of the last axis. A float value is multiplied in its own
+        dtype, then cast if ``dtype`` is a float dtype.
 
         Raises:
             Unsupported: ``requantize.scale``, if a scale is not positive, not finite or too large for RESCALE.

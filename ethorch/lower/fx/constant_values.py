@@ -1,7 +1,4 @@
-"""Evaluate constants during torch.export, which by default treats their values as unknown.
-
-Data-dependent results of constants become constants, e.g. ``mask.nonzero()`` for a constant mask.
-"""
+"""Evaluate constants during torch.export, which by default treats their values as unknown."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
-    A data-dependent result of constants becomes a constant of the trace. A constant becomes unknown when it is overwritten with
-    an unknown value.
+    A data-dependent result, e.g. of ``mask.nonzero()``, becomes a constant of the trace if the operands are constant. A constant
+    becomes unknown when it is overwritten with an unknown value.
 
     Args:
         module: The traced module.

@@ -90,7 +90,7 @@ def export_module(
 
     Args:
         dynamic_shapes: Dynamic dimensions from ``open_sizes.dynamic_shapes_of``.
-        any_batch: Whether the first dimension of each input is dynamic if possible.
+        any_batch: Whether to make the first dimension of each input dynamic if possible.
 
     Raises:
         QuantizationError: ``recurrent.steps``, if the sequence of a recurrent layer is too long.

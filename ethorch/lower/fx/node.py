@@ -146,7 +146,7 @@ def first_value(node: Node) -> torch.Tensor | None:
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the first result, or its shape, depends on tensor values."""
+    """Return True if the first result is an integer, or has a shape, that depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts an int64 program input, or is a clamp of one that only casts read. The CPU runs both."""
+    """Return True if ``node`` casts an int64 program input, or clamps one and is read only by casts. The CPU runs both."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -229,7 +229,7 @@ def record_operators(graph: Graph) -> None:
 
 
 def recorded_name(node: Node) -> str:
-    """Return the name that ``record_operators`` recorded, or the current name if none was recorded."""
+    """Return the name that ``record_operators`` recorded, or the current name."""
     return (node.meta.get("custom") or {}).get(_RECORD, (node.name,))[0]  # type: ignore[no-any-return]
 
 
@@ -262,7 +262,7 @@ def origin_of_codes(node: Node) -> Origin:
 
 
 def attribute(model: torch.nn.Module, node: Node | str) -> Any:
-    """Return the attribute to which a get_attr node or dotted name refers, or None if there is none."""
+    """Return the attribute to which a get_attr node or dotted name refers, or None if it does not exist."""
     value: Any = model
     for part in str(node.target if isinstance(node, Node) else node).split("."):
         value = getattr(value, part, None)

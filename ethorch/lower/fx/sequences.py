@@ -1,4 +1,4 @@
-"""A length limit for the sequences of recurrent layers. torch.export takes minutes for longer sequences."""
+"""A length limit for the sequences of recurrent layers."""
 
 from __future__ import annotations
 

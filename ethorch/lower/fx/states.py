@@ -38,7 +38,7 @@ NOT_BY_ROWS = Reason("state.strided", "the buffer is not contiguous", "Register 
 
 
 def writes_of(graph: Graph) -> dict[str, Node]:
-    """Return the ``copy_`` node of each buffer that a single ``copy_`` changes, keyed by buffer name."""
+    """Return the ``copy_`` node of each buffer that only one ``copy_`` changes, keyed by buffer name."""
     writes: dict[str, list[Node]] = {}
     for node in graph.nodes:
         target = overload_of(node.target) if node.op == "call_function" else None
@@ -54,7 +54,7 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Convert mutable buffers to integer values if results do not change, and the counters of ``narrow_counters`` to int32.
+    """Convert mutable buffers to integer values if this does not change results, and the ``narrow_counters`` to int32.
 
     Args:
         wide: Counters that remain int64.
@@ -136,9 +136,9 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 
 
 def with_reads_first(module: GraphModule) -> GraphModule:
-    """Insert a clone before each write that copies the previous value of one buffer to another buffer.
+    """Insert a clone of each previous buffer value that is written to another buffer.
 
-    Otherwise, ExecuTorch can overwrite the value before copying it.
+    Otherwise, ExecuTorch can overwrite the previous value before copying it.
     """
     late = _find_copies(module.graph)
     if not late:

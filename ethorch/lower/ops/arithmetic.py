@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the common float dtype of the operands if it represents all constants exactly, and in FP32 otherwise."""
+    """Emit ``name`` in the common float dtype of the operands if this dtype represents all constants exactly, or in FP32."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -187,7 +187,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, or ``x and y`` for truth values. Computed exactly in int32 and rounded once. TOSA MUL."""
+    """out = x * y with broadcasting, computed exactly in int32 and rounded once, or ``x and y`` for truth values. TOSA MUL."""
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
     if out.q is None:
@@ -204,7 +204,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|. Uses a table, or TOSA ABS for plain integers."""
+    """out = |x|, from a table, or from TOSA ABS for plain integers."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -216,7 +216,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x. Uses a table, or TOSA SUB from 0 for plain integers."""
+    """out = -x, from a table, or from TOSA SUB for plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
@@ -253,7 +253,7 @@ def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and below the diagonal, and 0 above it. Computed as a product with a constant."""
+    """out = x on and below the diagonal, and 0 above it, computed as a product with a constant."""
     return _triangle(s, x, diagonal, True)
 
 
@@ -263,5 +263,5 @@ def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and above the diagonal, and 0 below it. Computed as a product with a constant."""
+    """out = x on and above the diagonal, and 0 below it, computed as a product with a constant."""
     return _triangle(s, x, diagonal, False)

@@ -22,12 +22,12 @@ FEW = 4
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW], without padding or dilation.
 
-    Position s*q + r of the result, phase r, depends only on taps k = r (mod s). One convolution with stride 1 computes all phases
-    as s*s times the channels. The phases are then interleaved.
+    The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 computes all
+    phases as s*s times as many channels. The phases are then interleaved.
 
-    - Several groups of one input and one output channel: a DEPTHWISE_CONV2D computes the phases.
-    - One group, stride (2, 2): uses a TRANSPOSE_CONV2D if it is faster on the target.
-    - Others: a CONV2D for each group computes the phases, followed by a CONCAT.
+    - Several groups of one input and one output channel each: a DEPTHWISE_CONV2D computes the phases.
+    - One group, stride (2, 2): a TRANSPOSE_CONV2D, if it is faster on the target.
+    - Other cases: a CONV2D for each group computes the phases, followed by a CONCAT.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]

@@ -112,7 +112,7 @@ def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, o
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
 )
 def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """out = product of x along ``dim``, for at most 16 factors. Decomposed into a chain of products."""
+    """out = product of x along ``dim``, for at most 16 factors, computed as a chain of products."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
     total = _products(s, x, dim)[-1]
@@ -132,7 +132,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``. Decomposed into a chain of products, or into a parallel scan above 16 factors."""
+    """out[i] = x[0] * ... * x[i] along ``dim``, computed as a chain of products, or as a parallel scan above 16 factors."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)
@@ -140,19 +140,19 @@ def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
 
 @composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
 def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``. Decomposed into a parallel scan of logaddexp operators."""
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``, computed as a parallel scan of logaddexp operators."""
     return _scan(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
 
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = maximum of x[0], ..., x[i] along ``dim``. Not decomposed if the indices are used."""
+    """out[i] = maximum of x[0], ..., x[i] along ``dim``. Calls whose indices are used are not decomposed."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = minimum of x[0], ..., x[i] along ``dim``. Not decomposed if the indices are used."""
+    """out[i] = minimum of x[0], ..., x[i] along ``dim``. Calls whose indices are used are not decomposed."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 

@@ -51,12 +51,12 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - int8, |y| up to 8 times its scale: the reciprocal has 15 bits.
+    - int8, |y| up to 8 times the scale of y: the reciprocal has 15 bits.
     - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
     - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
       is replaced with the scale of y.
 
-    A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
+    A divisor of plain integers is refused. TOSA TABLE, MUL, and for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
@@ -93,7 +93,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """Return INT16 (2**e, 32767 * 2**14 / (d * 2**e)) for d = y - zp, or 1 if this is 0. See ``_divide_in_two_steps`` for e."""
+    """Return INT16 (2**e, 32767 * 2**14 / (d * 2**e)) for d = y - zp, or d = 1 if y = zp. See ``_divide_in_two_steps`` for e."""
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -177,9 +177,9 @@ def _sign_bits(b: Builder, x: Value) -> Value:
     bound16=_ONE_INTEGER_16,
 )
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
-    """out = x / y, then rounded down or towards 0, unless ``rounding_mode`` is None. TOSA INTDIV for plain integers.
+    """out = x / y, rounded down or towards 0 unless ``rounding_mode`` is None. Plain integers use TOSA INTDIV.
 
-    The error bound covers a quotient that differs by 1.
+    The error bound permits quotients that differ by 1.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 
@@ -233,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). The logarithm of a base of 0 or less saturates. The error bound covers three roundings."""
+    """out = x ** y = exp(y * log(x)). The logarithm of a base of 0 or less saturates. The error bound permits three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

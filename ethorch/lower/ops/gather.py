@@ -1,4 +1,4 @@
-"""Reads at indices, which become slices and a CONCAT for constant indices, or a GATHER, which only the U85 supports."""
+"""Reads at indices, lowered to slices and a CONCAT if the indices are constant, or to a GATHER, which only the U85 supports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _gather(b: Builder, values: Value, index: Value) -> Value:
 
 
 def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """Emit GATHER along ``dim`` at INT32 indices of the given shape."""
+    """Emit a GATHER along ``dim`` at INT32 indices of shape ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -221,7 +221,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1. TOSA SLICE, CONCAT, GATHER."""
+    """out[i, j] = x[i, index[i, j]] for ``dim`` = 1. TOSA SLICE, CONCAT, GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

@@ -41,7 +41,7 @@ def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
 
 
 def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
-    """Return x[start:end:step] along ``dim``. A step becomes a SLICE of the folded axis."""
+    """Return x[start:end:step] along ``dim``. A step above 1 becomes a SLICE of the folded axis."""
     value, axis, dims = b.axis_of(x, dim)
     extent = value.shape[axis]
     first, last, step = slice(start, end, step).indices(extent)

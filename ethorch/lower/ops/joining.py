@@ -62,7 +62,7 @@ def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) 
 
 @composite("aten.repeat_interleave.self_int", samples=[Sample(I8(2, 3, 4), 2, 1), Sample(I8(2, 3), 3, -1), Sample(I8(2, 3), 2)])
 def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Any:
-    """out = x with each element repeated ``repeats`` times along ``dim`` (default: of the flattened x)."""
+    """out = x with each element repeated ``repeats`` times along ``dim`` (by default, of the flattened x)."""
     if dim is None:
         x, dim = s(aten.reshape.default, x, [-1]), 0
     shape = list(shape_of(x))

@@ -55,7 +55,7 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
 
 
 def has_many_columns(tuning: Tuning, rows: int, columns: int) -> bool:
-    """Return True if a product is computed transposed, because the NPU processes columns one by one."""
+    """Return True if the transposed product is computed, because the NPU processes columns one by one."""
     fewest = tuning.fewest_columns_turned
     return fewest is not None and columns >= max(fewest, 16 * rows)
 
@@ -118,7 +118,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W]. Decomposed into a linear layer if y is a parameter, or a bmm otherwise."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], decomposed into a linear layer if y is a parameter, or a bmm otherwise."""
     return _product(s, x, y)
 
 
@@ -193,7 +193,7 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = beta * bias + alpha * x @ y. TOSA MATMUL for beta = 0 and alpha > 0, otherwise decomposed into bmm, mul and add."""
+    """out = beta * bias + alpha * x @ y, decomposed into bmm, mul and add unless beta = 0 and alpha > 0. TOSA MATMUL."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 
@@ -203,7 +203,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive constant factor into the bmm that computes ``x``, directly or through views. Return None if impossible."""
+    """Fold a positive constant factor into the bmm that computes ``x``, directly or through views, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)

@@ -80,7 +80,7 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    Lowered to a 1x1 DEPTHWISE_CONV2D with weights of up to 127 and a scale for each channel.
+    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights of up to 127 and a scale for each channel.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)

@@ -34,7 +34,10 @@ def _uses_indices(node: Node) -> bool:
 def max_pool1d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1. Not decomposed if the indices are used."""
+    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1.
+
+    Calls whose indices are used are not decomposed.
+    """
     has_indices = s.node.target is not aten.max_pool1d.default
     if has_indices and _uses_indices(s.node):
         return None
@@ -77,7 +80,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
 )
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,H,W]. Not decomposed if the indices are used.
+    """out = maximum over each adaptive window of [N,C,H,W]. Calls whose indices are used are not decomposed.
 
     Uniform windows become one pool. Other windows become a maximum for each row of windows, then for each column.
     """
@@ -98,7 +101,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,L]. Not decomposed if the indices are used."""
+    """out = maximum over each adaptive window of [N,C,L]. Calls whose indices are used are not decomposed."""
     if _uses_indices(s.node):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
@@ -113,7 +116,10 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then depth. Not decomposed if the indices are used."""
+    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then depth.
+
+    Calls whose indices are used are not decomposed.
+    """
     has_indices = s.node.target is not aten.max_pool3d.default
     if has_indices and _uses_indices(s.node):
         return None
@@ -186,7 +192,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,D,H,W]. Not decomposed if the indices are used.
+    """out = maximum over each adaptive window of [N,C,D,H,W]. Calls whose indices are used are not decomposed.
 
     Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
     """

@@ -33,9 +33,9 @@ class QuantRule:
 
     Attributes:
         inputs: Whether float tensor inputs are quantized.
-        only_first: Whether only the first tensor argument is quantized. Others are constants or indices.
+        only_first: Whether only the first tensor argument is quantized. The others are constants or indices.
         output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
-        keeps_codes: Whether each result is zero or an input element. The output then shares the input's parameters, unless
+        keeps_codes: Whether each result element is zero or an input element. The output then shares the input's parameters, unless
             QAT is used, the operator is absorbed, or a concatenation reads the output.
         layer: Weight, bias and channels, or None for other operators.
         joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.

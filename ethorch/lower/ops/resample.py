@@ -1,4 +1,4 @@
-"""Resizes without RESIZE, which multiply by a matrix (a resized identity) or select rows along each dim."""
+"""Resizing without RESIZE, by products with a resized identity matrix or by selecting rows along each dim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) 
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize float32[N, extent] to float32[N, size] along ``axis`` of ``dims`` spatial axes."""
+    """Resize rows float32[N, extent] to float32[N, size], like spatial axis ``axis`` of ``dims``."""
     # PyTorch 2.13's antialiased kernels require an extent of 2 along the other axes.
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
@@ -99,7 +99,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution (a = -0.5). The kernel is wider if the feature map shrinks."""
+    """out = cubic convolution (a = -0.5), with a wider kernel if the feature map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 

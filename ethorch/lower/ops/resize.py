@@ -51,15 +51,15 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if ``size`` is neither extent nor extent * scale, so that PyTorch reads at i / scale, or None otherwise."""
+    """Return ``scale`` if PyTorch reads at i / scale because ``size`` is neither extent nor extent * scale, or None otherwise."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size[0]), floor(j * W / size[1])].
 
-    Integer factors become a RESIZE or TILEs. Other factors, and ``scales`` that differ from the ratio of the sizes, select rows
-    and then columns.
+    Integer factors become a RESIZE or TILEs. For other factors, and for ``scales`` that differ from the ratio of the sizes, rows
+    and then columns are selected.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
@@ -253,7 +253,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
 
-    Rounded once, or several times if computed as products with matrices.
+    The result is rounded once, or several times if computed as products with matrices.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
@@ -276,7 +276,7 @@ def upsample_linear1d_of_floats(
 def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
     """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL]. TOSA CONV2D, DEPTHWISE_CONV2D.
 
-    Rounded once, or twice for some sizes in int16.
+    The result is rounded once, or twice for some sizes in int16.
     """
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     target = (1, out.shape[-1])

@@ -79,7 +79,7 @@ def _ceil(half: float, slack: int) -> Threshold:
 
 
 def truncate(half: float, slack: int) -> Threshold:
-    """Return a Threshold that moves values towards 0 by up to half an integer."""
+    """Return a Threshold that moves values towards 0 by up to 1/2."""
     return Threshold(0, round(half) - slack)
 
 
@@ -215,7 +215,7 @@ def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Insert x - y * (x / y, rounded) for integers of at most 32 bits, or return None."""
+    """Insert x - y * round(x / y) for integers of at most 32 bits, or return None for other operands."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None

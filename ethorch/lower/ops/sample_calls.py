@@ -14,7 +14,7 @@ INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """A module that calls an operator with a sample's arguments. W become parameters; I8, Ints and Bools become inputs."""
+    """A module that calls an operator. W arguments of the sample become parameters, and I8, Ints and Bools become inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator. Return a list as a tuple, and only the first element of a tuple. A single int64 becomes int32."""
+        """Call the operator. Return the first result of a tuple, or all results of a list. A single int64 result becomes int32."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:
@@ -57,7 +57,7 @@ def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return random inputs, uniform over their range and including both ends."""
+    """Return random inputs, uniform over their ranges and including both ends."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for kind in leaves(sample, INPUTS):

@@ -1,4 +1,4 @@
-"""Writes at indices, which become slices and a CONCAT for constant indices, or a SCATTER, which only the U85 supports."""
+"""Writes at indices, lowered to slices and a CONCAT if the indices are constant, or to a SCATTER, which only the U85 supports."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source:
     samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
 )
 def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *, out: Result) -> QTensor:
-    """out = x with source[k] at x[index[k]] along ``dim``. Lowered to slices and a CONCAT.
+    """out = x with source[k] at x[index[k]] along ``dim``, using slices and a CONCAT.
 
-    A computed index becomes an index_put.
+    With a computed index, the operator becomes an index_put.
     """
     dim %= x.rank
     numbers = constant_numbers(index)
@@ -111,8 +111,8 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if accumulate:
         return Reason(
             "index_put.accumulate",
-            "accumulate=True requires float values, integer indices of adjacent dims, and up to 1,048,576 indices x positions",
-            "Quantize the model with EthosUQuantizer, which decomposes such a call.",
+            "accumulate=True requires float values, integer indices of adjacent dims, and up to 1,048,576 (index, position) pairs",
+            "Quantize the model with EthosUQuantizer, which decomposes calls that meet these requirements.",
         )
     if len(present) != 1 or not isinstance(present[0], (QTensor, np.ndarray)):
         return Reason(
@@ -136,9 +136,13 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Decompose an index_put into x (empty index), a sum (``accumulate``), a where (mask, one value) or index_put of one index.
+    """Decompose an index_put into simpler operators.
 
-    Indexed dims that are not adjacent are first moved to the front. Computed indices of several rows require SCATTER.
+    - Empty index: x.
+    - ``accumulate``: a sum.
+    - Mask with one value: a where.
+    - Other cases: an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Computed
+      indices of several rows require SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     first, shape = indices[indexed_dims[0]], shape_of(x)
@@ -219,7 +223,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     ],
 )
 def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: Result) -> QTensor:
-    """out = x with values at x[indices]. Lowered for a single index.
+    """out = x with values at x[indices]. The lowering requires a single index.
 
     - A constant index uses slices and a CONCAT.
     - One computed row, e.g. of a cache, is lowered like ``where``, because Vela estimates a memory burst per element of a SCATTER.

@@ -23,7 +23,7 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x or flattened x, a dim of it, an index int[n] for this dim, and the n rows of ``source`` to combine there."""
+    """Return x (flattened if necessary), the indexed dim, the index int[n], and the n rows of ``source``."""
     # An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
@@ -88,9 +88,9 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = sum, mean, amax or amin of ``source`` at each position in ``index``, including x if ``include_self``, and x elsewhere.
+    """out = x, with a sum, mean, amax or amin of ``source`` (and x if ``include_self``) at each position in ``index``.
 
-    A computed index supports only sums with ``include_self``.
+    With a computed index, only sums with ``include_self`` are decomposed.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))

@@ -91,7 +91,7 @@ def _fill_rule(node: Any) -> QuantRule:
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
     """out = mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
-    With a constant mask and the lowest value of the range, the operator becomes one ADD of a constant.
+    If the mask is constant and ``value`` is the lowest value of the range, the operator becomes one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):

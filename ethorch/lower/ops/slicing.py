@@ -107,7 +107,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """out[i, j, ...] = element offset + i * stride[0] + j * stride[1] + ... of x, read from the flattened x.
+    """out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened x.
 
     The operator is not decomposed if x is not contiguous or an element is outside x.
     """
@@ -141,7 +141,7 @@ def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
     samples=[Sample(I8(2, 9), 1, 3, 2), Sample(I8(1, 4, 6), -1, 2, 2), Sample(I8(7, 3), 0, 4, 1)],
 )
 def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Result) -> QTensor:
-    """out[..., i, ..., k] = x[..., i * step + k, ...]. Uses a slice for each k and a CONCAT, or a view if windows are adjacent."""
+    """out[..., i, ..., k] = x[..., i * step + k, ...]. The lowering uses slices and a CONCAT, or a view if windows are adjacent."""
     dim %= x.rank
     count = (x.shape[dim] - size) // step + 1
     order = [*range(dim + 1), *range(dim + 2, x.rank + 1), dim + 1]
@@ -191,8 +191,8 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, the last value is used.
 
-    Emits slices and a CONCAT. To avoid too many slices, evenly spaced positions are written in a folded view, and others use a
-    GATHER.
+    Emit slices and a CONCAT. To avoid too many slices, write evenly spaced positions in a folded view, and use a GATHER for other
+    positions.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
@@ -249,7 +249,7 @@ def slice_(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x[start:end:step] along ``dim``. TOSA SLICE. A step becomes a SLICE of the folded axis."""
+    """out = x[start:end:step] along ``dim``. TOSA SLICE. A step above 1 becomes a SLICE of the folded axis."""
     return b.to_qparams(slice_strided(b, x, dim, start, end, step), out.q)
 
 

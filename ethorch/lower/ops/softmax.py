@@ -106,7 +106,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 
 
 def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
-    """Return 1 / sums and its unit, for real sums from ``least`` to ``most``. Reciprocals of smaller sums are too small."""
+    """Return 1 / sums and its unit, for sums from ``least`` to ``most``. Reciprocals of smaller sums are too small."""
     # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
     lowest, highest = e.code_of_one * least, e.code_of_one * most
     if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
@@ -143,8 +143,8 @@ def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max).
 
-    Exponentials and reciprocals of sums have 15 bits, except int16 reciprocals, which have 16. The error bound for int16 is larger
-    because the result has 16 bits.
+    Exponentials and reciprocals of sums have 15 bits, except reciprocals for int16, which have 16. The error bound for int16 is
+    larger because the result has 16 bits.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"

@@ -1,4 +1,4 @@
-"""Sorts, medians, quantiles and bucketize. A sort of more than 16 elements becomes a topk on the CPU."""
+"""Sorts, medians, quantiles and bucketize."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
     """out = x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    More than 16 elements, or used indices, require a topk on the CPU.
+    A sort of more than 16 elements, or with used indices, becomes a topk on the CPU.
     """
     ranks = range(x.shape[dim])
     return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)

@@ -14,8 +14,8 @@ A lowering of floats (``OpSpec.floats``) reads floats, plain integers and consta
 None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` also lowers floats.
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
-``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires 1, because PyTorch can round a half in
-the other direction. Several roundings, interpolation and jumps require more.
+``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires a bound of 1, because PyTorch can round a
+half in the other direction. Several roundings, interpolation and jumps require more.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ class OpSpec:
         check: Function that returns the reason why the arguments are not supported, or None.
         floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``, the lowering of floats if ``lower`` does not accept floats.
         decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``, which inserts other operators with the
-            AtenBuilder ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
+            AtenBuilder ``s`` before annotation, to calibrate intermediate results. Returning None leaves the operator unchanged.
         decomposes_integers: Whether ``decompose`` is also called for integer results.
         adapters: For each other ATen name, a function that converts the arguments to canonical arguments.
         absorbs: Whether the preceding operator can absorb this operator, e.g. a clamp, at no cost. See ``QuantRule.fusable``.
         pointwise: Whether each output element depends on one element of each input. A chain of such operators on one quantized
             tensor becomes one TABLE.
         moves: Whether the result contains each input element exactly once.
-        homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
+        homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if this
+            never holds.
         steps: Whether the function jumps, so that an int16 table must not be interpolated.
         truths: Whether operands are interpreted as truth values.
         int32: Whether the lowering supports int32 activations.

@@ -84,7 +84,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 over the N elements of ``dim`` / (N - correction), computed in int32 and then rounded."""
+    """out = sum of (x - mean)**2 / (N - correction) over the N elements of ``dim``, computed in int32 and then rounded."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -131,7 +131,7 @@ def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = F
         return None
     return Reason(
         "vector_norm.order",
-        f"expected order 2, or 1 or infinity with EthosUQuantizer, got {ord}",
+        f"expected order 2 (or, with EthosUQuantizer, 1 or infinity), got {ord}",
         "Use x.abs().pow(order).sum(dim).pow(1 / order).",
     )
 
@@ -211,7 +211,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """out = sum of x * y over ``dim`` / (norm of x * norm of y), computed as the mean of a product of two RMS norms."""
+    """out = sum of x * y / (norm of x * norm of y) over ``dim``, computed as the mean of the product of two RMS norms."""
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))
     width = shape[dim]

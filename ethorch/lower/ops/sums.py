@@ -102,7 +102,7 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
 
 def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Return the mean of an int8 [N,H,W,C] with scale ``step``, from exact INT16 sums of columns."""
+    """Return the mean of an int8 value [N,H,W,C] with scale ``step``, computed from exact INT16 sums of columns."""
     # An AVG_POOL2D averages the sums if the mean is exact to an eighth of a step of ``out``. Otherwise the sums are added.
     batch, height, width, channels = value.shape
     axis = 1 if height > 1 else 2

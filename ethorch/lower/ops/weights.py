@@ -73,7 +73,7 @@ class Filters:
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve an NHWC value with weights [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of a batch with more than ``MOST_PLACES`` positions is reshaped to one row.
+        A 1x1 convolution of a batch with more than ``MOST_PLACES`` positions is computed as one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -86,7 +86,7 @@ class Filters:
         """Convolve an NHWC value with weights [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
         For Ethos-U, the channels are first repeated if M > 1 (``Tuning.repeats_channels``). A 1x1 convolution of more than
-        ``MOST_MAPS`` feature maps is reshaped to one row.
+        ``MOST_MAPS`` feature maps is computed as one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
@@ -123,7 +123,7 @@ class Filters:
 
 
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
-    """Return round(bias / scale[o]) as int32[O], as int48[O] for int16 activations, or ``bias`` for floats.
+    """Return round(bias / scale[o]) as int32[O] (int48[O] for int16 activations), or ``bias`` unchanged for floats.
 
     int32 saturates at 32 bits, and int48 at 40 bits, the limit of the NPU (Vela SUPPORTED_OPS, TOSA CONV2D).
     """

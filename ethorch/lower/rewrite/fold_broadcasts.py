@@ -2,7 +2,7 @@
 
 Vela emits an operation for each index of the axes before the last three, e.g. eight for x[8, 56, 56, 64] + y[64]. Broadcast axes
 cannot be merged with other axes, e.g. in y[8, 1, 56, 1]. If more than ``_MOST_UNCOPIED`` operations would remain, operands are
-expanded along such axes.
+expanded along their broadcast axes.
 """
 
 from __future__ import annotations

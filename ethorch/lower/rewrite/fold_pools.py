@@ -24,7 +24,7 @@ _LARGEST_EXTENT = 65536
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
     """Fold pools with a stride above 3 if there are at least ``fewest_results`` results per channel.
 
-    Disjoint maxima, and disjoint averages along one axis, are always folded.
+    Maxima of disjoint windows, and averages of disjoint windows along one axis, are always folded.
     """
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])

@@ -1,4 +1,4 @@
-"""Reduce the number of axes of CONCAT, SLICE and PAD, and large batches of these and of TILE."""
+"""Fold the axes and large batches of data movement operators."""
 
 from __future__ import annotations
 

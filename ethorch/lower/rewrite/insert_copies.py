@@ -1,4 +1,4 @@
-"""Copies of tensors that Vela does not remove."""
+"""Tensor copies that Vela does not remove."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Run elementwise operators in four axes if a RESHAPE of an operand removed axes of extent 1 and the batch size is 1."""
+    """Run elementwise operators with four axes if a RESHAPE of an operand removed axes of extent 1 and the batch size is 1."""
     for op in r.select(*_ELEMENTWISE):
         if shape := _wider_shape(r, op):
             at = r.before(op)

@@ -103,7 +103,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def merge_neighbours(r: Rewriter) -> None:
-    """Apply each operator's rule once."""
+    """Apply the rule of each operator once."""
     for op in r.select(*RULES):
         RULES[op.name](r, op)
 
@@ -131,7 +131,7 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs before ``op`` that have one reader each, last first."""
+    """Return the TRANSPOSEs and RESHAPEs before ``op`` that have one reader each, in reverse order."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)
@@ -164,7 +164,7 @@ def move_tables_after_transposes(r: Rewriter) -> None:
     """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
 
     Cases in which Vela 5.2 loses the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
-    cancel.
+    cancel each other.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

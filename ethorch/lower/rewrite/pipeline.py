@@ -180,7 +180,8 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
     Args:
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Called with ``as lowered`` and the graph, then with the name of each step that changed it. See :func:`dump_to`.
+        dump: Function called with ``as lowered`` and the graph, then with the name of each step that changed it.
+            See :func:`dump_to`.
     """
     names = Names(graph)
 

@@ -1,7 +1,7 @@
 """Convert NCHW inputs to NHWC with a convolution that reads the planes as bricks.
 
-C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, which stores 16 channels adjacently:
-16 adjacent columns of a plane act as channels. A 1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory
+The NPU's brick format stores 16 channels adjacently. C planes thus have the layout of a feature map of C * 16 channels, in which 16
+adjacent columns of a plane act as channels. A 1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory
 layouts, so ``ethorch.vela.planes`` sets the strides in the commands.
 """
 
@@ -50,7 +50,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None."""
+    """Return (number of planes, elements per plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -114,7 +114,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy in which convolutions read inputs of up to ``most`` planes, and the Planes, or (graph, ()) if none qualify."""
+    """Return a copy in which convolutions read inputs of up to ``most`` planes, and the Planes, or (graph, ()) if none exist."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:

@@ -123,7 +123,7 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let the producer of the unused ``value`` compute its result."""
+        """Erase ``op``. The producer of ``value``, which must be unused, then computes the result of ``op``."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)

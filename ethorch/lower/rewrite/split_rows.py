@@ -157,7 +157,7 @@ class Part:
         return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
     def work(self, count: int) -> float:
-        """Return the multiply-adds of ``count`` bands, relative to one band."""
+        """Return the multiply-accumulates with ``count`` bands, relative to one band."""
         rows_by_band = [self.rows(band) for band in self.bands(count)]
         once, banded = 0.0, 0.0
         for op in self.ops:

@@ -38,7 +38,7 @@ class VelaBug:
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.
         reads: Same as ``of``, ignoring RESHAPEs in between.
-        placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (even reshaped), only ``reshaped``, or empty if not.
+        placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (reshaped or not), ``reshaped``, or empty if not.
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided although no test graph reproduces it.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
@@ -333,9 +333,9 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.axis-of-column",
-        wrong="Vela runs a reduction or REVERSE along the last axis like the middle of three axes. For a sum along "
-        "rows, or a value that was reshaped from a last axis of extent 1, Vela stores bricks of 16 channels, but "
-        "allocates memory for one channel.",
+        wrong="Vela runs a reduction or REVERSE along the last axis as if it were the middle of three axes. For a "
+        "sum along rows, or a value that was reshaped from a last axis of extent 1, Vela stores bricks of 16 "
+        "channels, but allocates memory for one channel.",
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
         which=patterns.is_along_last_axis_of_column,
         instead=do.run_along_middle_axis,
@@ -507,8 +507,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.transpose-of-dropped-axis",
-        wrong="Vela exchanges a TRANSPOSE with a preceding RESHAPE that removes axes of extent 1, and refuses the TRANSPOSE, which "
-        "then has more axes, if the product of two axes exceeds 65,536.",
+        wrong="Vela exchanges a TRANSPOSE with a preceding RESHAPE that removes axes of extent 1. The TRANSPOSE then has more "
+        "axes, and Vela refuses it if the product of two axes exceeds 65,536.",
         operators=("TRANSPOSE",),
         which=patterns.drops_unit_axes_of_long_transpose,
         instead=do.copy_operand,

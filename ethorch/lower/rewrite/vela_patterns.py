@@ -68,7 +68,7 @@ def reads(r: Rewriter, value: Value, *names: str) -> bool:
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value``, directly or after RESHAPEs. ``reshaped`` requires a RESHAPE."""
+    """Return True if a CONCAT or PAD reads ``value``, directly (unless ``reshaped``) or after RESHAPEs."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
@@ -171,9 +171,10 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
 def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
     """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes an axis of extent 1 that a RESHAPE removed.
 
-    Determined by experiments. If the last axis was removed, Vela refuses the TRANSPOSE if the product of a moved axis and the axis
-    that is not moved exceeds 65,536. INT32 is also refused if a moved axis exceeds 16,384.
+    If the last axis was removed, Vela refuses the TRANSPOSE if the product of a moved axis and the axis that is not moved exceeds
+    65,536. INT32 is also refused if a moved axis exceeds 16,384.
     """
+    # Determined by experiments.
     value, perms = op.operands[0], op.attrs["perms"]
     source = _without_leading_ones(root(r, value).shape)
     if perms not in ((0, 2, 1), (2, 1, 0)) or 1 in value.shape or tuple(n for n in source if n != 1) != value.shape:
@@ -267,7 +268,7 @@ def _largest_scale(op: Op) -> float:
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela may clamp the results of a RESCALE to a wider dtype to the narrow dtype.
+    """Return True if ``op`` is a RESCALE to a wider dtype whose results Vela may clamp to the narrow dtype.
 
     Pairs of RESCALEs that Vela fuses with a sum, minimum or maximum are excluded.
     """
@@ -323,9 +324,10 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Vela fuses scales of 1. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses equal integer scales below 2**15. It fuses
-    different scales if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Vela fuses scales of 1. With an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales below 2**15.
+    It then fuses different scales if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16).
     """
+    # Determined by experiments.
     if not takes_rescales(r, op):
         return False
     rescales = [rescale for value in op.operands if (rescale := r.producer(value, "RESCALE"))]
@@ -349,7 +351,7 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def is_wide_int32(r: Rewriter, op: Op) -> bool:
-    """Return True if INT32 is moved, and the last axis of an operand or the result is longer than 32,768."""
+    """Return True if ``op`` moves INT32 values, and the last axis of an operand or the result is longer than 32,768."""
     return op.result.dtype == "INT32" and max((v.shape or (1,))[-1] for v in (*op.operands, op.result)) > _WIDEST_INT32
 
 
@@ -401,7 +403,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a SLICE reshaped to another last axis, and one of the two is not a multiple of 16."""
+    """Return True if the operand is a SLICE reshaped to another last axis, and one of these axes is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -536,7 +538,7 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` runs along the last axis of a sum along rows, a REVERSE, or a value reshaped from [..., extent, 1]."""
+    """Return True if ``op`` runs along the last axis of a sum over rows, of a REVERSE, or of a reshaped [..., extent, 1]."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False

@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange commutative operands if Vela stores the second in its own shape. Otherwise, copy or reshape the first."""
+    """Exchange commutative operands if Vela stores the second in only one shape. Otherwise, copy or reshape the first operand."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -238,7 +238,7 @@ def copy_first_operand(r: Rewriter, op: Op) -> None:
 
 
 def copy_transposed_slice(r: Rewriter, op: Op) -> None:
-    """Copy the SLICE for all of its readers."""
+    """Copy the transposed SLICE for all of its readers."""
     cut = find_transposed_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copy_value)
@@ -304,7 +304,7 @@ def run_along_middle_axis(r: Rewriter, op: Op) -> None:
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """Run the operator and the operators that Vela fuses with it in four axes, or copy the SLICE if outer extents exceed 1."""
+    """Run the operator, and any that Vela fuses with it, with four axes, or copy the SLICE if outer extents exceed 1."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
