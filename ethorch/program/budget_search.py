@@ -1,4 +1,4 @@
-"""Search for settings that meet the budgets, by varying the arena, weights in SRAM, and 16-bit modules."""
+"""Search for settings that meet the budgets, by varying the arena, the memory of weights, and the modules with 16 bits."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from ethorch.tuning.precision_search import mixed_precision
 
 logger = logging.getLogger(__name__)
 
-#: Function that compiles a program. The flag is True if the quantization settings have not changed.
+#: Function that compiles a program. Its flag is True if the quantization settings have not changed.
 Make = Callable[[Settings, bool], Record]
 
-#: Minimum share of the time that ``constants="auto"`` must save to use weights in SRAM.
+#: Minimum saving, as a share of the time, for which ``constants="auto"`` stores weights in SRAM.
 _WORTH = 0.02
-#: Minimum share of the time that ``io_layout="auto"`` must save to use NHWC. NHWC requires no additional memory.
+#: Minimum saving, as a share of the time, for which ``io_layout="auto"`` selects NHWC, which requires no additional memory.
 _WORTH_OF_LAYOUT = 0.005
 _STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Compile a program, and search for faster settings and for settings that meet exceeded budgets.
+    """Compile a program, and search for settings that are faster or that meet the budgets.
 
     If no tried program meets all budgets, the closest one is returned. The search tries, in order:
 
@@ -135,7 +135,7 @@ class _Search:
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Store all weights, or weights that are read repeatedly, in SRAM if they fit and this saves time."""
+        """Store all weights, or weights that are read repeatedly, in SRAM if they fit and the program becomes faster."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -234,7 +234,7 @@ def _is_missed(record: Record, name: str) -> bool:
 
 
 def _least_arena(record: Record) -> int:
-    """Return a lower bound of the arena in bytes: the largest total size of the inputs, or of the outputs, of one delegate."""
+    """Return a lower bound of the arena in bytes: the largest total size of the inputs or outputs of one delegate."""
     sides = [tensors for payload in record.payloads for tensors in (payload.inputs, payload.outputs)]
     return max((sum(math.prod(tensor.shape) * tensor.element_size for tensor in tensors) for tensors in sides), default=1)
 

@@ -197,7 +197,7 @@ def lower_method(
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
-    """Lower one quantized method to a ``.pte`` whose float inputs and outputs become the type ``settings.io``.
+    """Lower one quantized method to a ``.pte``, and convert float inputs and outputs to the type ``settings.io``.
 
     Args:
         user: Model in the input and output layout of the settings.
@@ -221,7 +221,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    If only ``arena`` and ``constants`` differ from the record, the function reuses the quantized model.
+    If the settings differ from those of the record only in ``arena`` and ``constants``, the quantized model is reused.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

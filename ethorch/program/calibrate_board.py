@@ -90,7 +90,7 @@ class Calibration:
 
 
 def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
-    """Read pairs of program path and milliseconds from CSV with ``program,milliseconds`` or TOML with ``[[measured]]`` tables.
+    """Read pairs of program path and milliseconds from CSV (``program,milliseconds``) or TOML (``[[measured]]`` tables).
 
     Program paths in the file are relative to the file's folder.
 
@@ -193,7 +193,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds of CPU operators and compute-bound layers, and the bytes of other layers by limiting memory."""
+        """Return the seconds of CPU operators and compute-bound layers, and the bytes of other layers by their slowest memory."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)

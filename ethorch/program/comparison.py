@@ -27,9 +27,9 @@ class LayerComparison:
         on_npu: Whether the operator runs on the NPU.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
-        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result relative to the first. ``fake`` is the fake-quantized
-            model.
-        own_db: SQNR of the fake-quantized result computed from the float model's operands, which excludes the noise of earlier
+        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result in the name relative to the first. ``fake`` is the
+            fake-quantized model.
+        own_db: SQNR of the fake-quantized operator if its operands are those of the float model. It excludes the noise of earlier
             operators. Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result in steps.
         own_steps: Largest difference in steps between the NPU's and PyTorch's results for the same operands.
@@ -87,10 +87,10 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """The output elements of a delegate, and those that differ from the TOSA reference model.
+    """The comparison of a delegate's outputs with the TOSA reference model.
 
     Attributes:
-        elements, different: Number of elements, and number of different elements.
+        elements, different: Number of elements, and number of elements that differ.
         first_difference: Position and values of the first difference, or "".
     """
 

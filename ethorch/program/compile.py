@@ -109,7 +109,7 @@ def compile(
         ram, flash: Maximum memory of the whole application in bytes, or a string such as ``"256K"``.
         latency_ms: Maximum estimated time of one inference in milliseconds.
         min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a program with
-            one method exceeds a budget, other arenas, weights in SRAM and 16-bit modules are tried
+            one method exceeds a budget, ``compile`` tries other arenas, weights in SRAM and 16-bit modules
             (``ethorch.program.budget_search``).
         settings: All settings as one value. The other parameters override ``settings``.
         progress: Whether to display progress. Default: on a terminal or in a notebook.
@@ -118,7 +118,7 @@ def compile(
         SpecError: A target, scheme, type, size or flag is unknown.
         UserCodeError: The model does not run with its inputs, or cannot be exported.
         QuantizationError: The model cannot be quantized as requested.
-        VerificationError: The outputs of a delegate differ from its TOSA graph, because of a bug in Vela or ethorch.
+        VerificationError: The outputs of a delegate differ from those of its TOSA graph, because of a bug in Vela or ethorch.
         EthorchError: Samples do not match the example inputs, a board file is invalid, or ExecuTorch cannot write the program.
     """
     chosen = (settings or Settings()).with_(
@@ -296,7 +296,7 @@ def _check_arena(record: Record, settings: Settings) -> None:
     arena_size = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
     if isinstance(settings.arena, int) and settings.arena == record.settings.arena and arena_size > settings.arena:
         logger.warning(
-            "the NPU's arena requires %s bytes, %s more than the setting arena permits. No smaller schedule was found. Reduce the "
+            "the NPU's arena requires %s bytes, %s more than settings.arena permits. No smaller schedule was found. Reduce the "
             "size of the tensors listed by Program.memory.peak_owners. [arena.exceeded]",
             f"{arena_size:,}",
             f"{arena_size - settings.arena:,}",

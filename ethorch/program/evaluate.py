@@ -55,7 +55,7 @@ class Evaluation:
     """The result of ``ethorch.evaluate``.
 
     Attributes:
-        seconds: Run time of all columns on the host.
+        seconds: Total run time of all models on the host.
         results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is the lowest SQNR of an output.
         confusion: Confusion matrix of each column, with labels as rows, for classification.
         interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
@@ -118,7 +118,7 @@ def evaluate(
 ) -> Evaluation:
     """Run a data set on the simulated NPU and compute metrics.
 
-    The float model and the fake-quantized model also run the samples, if known. With the float model, the figures include
+    If the float model and the fake-quantized model are known, they also run the samples. With the float model, the figures include
     ``sqnr_db`` and ``agreement`` (share of samples with the same argmax of the first output). If the program has state, the samples
     are run as one sequence that starts with the initial state.
 
@@ -293,7 +293,7 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """The lowest SQNR of an output and the agreement of each column with the float model, accumulated over samples."""
+    """The lowest SQNR and the agreement of the NPU and the quantized model with the float model, accumulated over samples."""
 
     def __init__(self) -> None:
         self._ratios: dict[str, OutputRatios] = {}

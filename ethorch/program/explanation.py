@@ -32,7 +32,7 @@ BETWEEN_SIDES = Reason("io.between", "the operator converts values between a flo
 STATE_COPIED = Reason(
     "state.copied",
     "an NPU operation reads both old and new bytes of the buffer, so that the buffer is copied in each call",
-    "No change is necessary: results are not affected, and the copy takes about half a CPU cycle per byte.",
+    "No change is necessary. Results are not affected, and the copy takes about half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
@@ -104,7 +104,8 @@ class Explanation:
         operators: Operators in execution order, followed by refused operators without a layer.
         placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
         writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
-        counts: Number of rows on the NPU and on the CPU before the selection of ``operators``. Default: counted in ``operators``.
+        counts: Number of rows on the NPU and on the CPU, including rows that were not selected. Default: the rows in ``operators``
+            are counted.
     """
 
     target: str
@@ -227,7 +228,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows except for rows that only add a second reason to an operator."""
+    """Return the rows, except those that only add another reason for an operator that already has a row."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:
@@ -251,7 +252,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason to the row of a quantize or dequantize operator on the CPU."""
+    """Add the reason for the placement if the row is a quantize or dequantize operator on the CPU."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)

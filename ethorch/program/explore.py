@@ -97,7 +97,8 @@ class Exploration:
 
     Attributes:
         variants: Finished combinations of the varied settings. The last setting varies fastest.
-        cheapest: The fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, or None.
+        cheapest: Of the variants that meet all budgets, the fastest on the smallest NPU (in the order of ``ethorch targets``), or
+            None.
     """
 
     variants: tuple[Variant, ...]
@@ -192,8 +193,8 @@ def explore(
 ) -> Exploration:
     """Compile a model with all combinations of settings and compare the programs.
 
-    If a variant exceeds a RAM or time budget, other arenas and weights in SRAM are tried, unless ``vary`` contains these settings.
-    16-bit modules are not tried. Vary the scheme instead::
+    If a variant exceeds a RAM or time budget, ``explore`` tries other arenas and weights in SRAM, unless ``vary`` contains these
+    settings. It does not try 16-bit modules. Vary the scheme instead::
 
         exploration = ethorch.explore(
             model, image, calibration=images, vary={"target": ["u55-64", "u55-128"], "scheme": ["int8", "a16w8"]}
@@ -212,7 +213,7 @@ def explore(
         jobs: Number of processes. Default: one process per CPU if starting processes saves time. A cluster backend of
             ``joblib.parallel_config`` (Dask, Ray) is used if one is active.
         resume: File that records each compiled variant as a line of JSON. Variants in the file are reused if the model, samples,
-            ``settings`` and package versions are equal.
+            ``settings`` and package versions have not changed.
 
     Raises:
         SpecError: A setting is unknown or cannot be varied, or a value is invalid.
@@ -312,7 +313,7 @@ _last: list[Any] = []  # the last model quantized in this process: key, quantize
 def _variants(
     user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
 ) -> list[Variant]:
-    """Compile each point. If ``outspoken``, the first compilation warns about unsuitable samples."""
+    """Compile each combination of settings. If ``outspoken`` is set, the first compilation warns about unsuitable samples."""
     variants = []
     with quiet():
         for number, point in enumerate(points):

@@ -65,7 +65,7 @@ class StreamPass:
 
 
 def sum_passes(effects: Iterable[PassEffect]) -> tuple[StreamPass, ...]:
-    """Sum the effects of each pass over the delegates."""
+    """Return the effects of each pass, summed over the delegates."""
     by_name: dict[str, list[PassEffect]] = {}
     for effect in effects:
         by_name.setdefault(effect.name, []).append(effect)
@@ -90,7 +90,7 @@ class Verification:
     """The result of comparing a program's delegates with the TOSA reference. A difference raises an error instead.
 
     Attributes:
-        delegates, equal: Number of delegates in all methods, and number of delegates that equal the reference.
+        delegates, equal: Number of delegates in all methods, and number of delegates whose outputs equal the reference.
         unchecked: Delegates that were not compared.
         repairs: Operators whose inputs or outputs are copied to avoid a Vela bug (``ethorch.vela.repair``).
     """

@@ -27,7 +27,7 @@ from ethorch.targets.settings import Shapes
 logger = logging.getLogger(__name__)
 
 _FAR = 1e4
-#: Position of the axis in the arguments of operators that index their first operand. None: no axis argument.
+#: Position of the axis in the arguments of operators that index their first operand. None if there is no such argument.
 _INDEXING = {
     "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
     "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,
@@ -148,7 +148,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:
-    """Pad a tensor, or each tensor of a list, to the shape of ``like``, with large or (unless ``above``) small values."""
+    """Pad a tensor, or each tensor of a list, to the shape of ``like``, with large values if ``above`` is set, else small ones."""
     if isinstance(value, (tuple, list)):
         return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:

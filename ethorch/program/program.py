@@ -218,8 +218,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion multiply-accumulates and
-          2,000 operators.
+          payload of each delegate. The comparison uses the example inputs. It covers methods with a total of at most 5 billion
+          multiply-accumulates and 2,000 operators.
 
         Returns:
             The path.
@@ -267,8 +267,8 @@ class Program:
             print(comparison)
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
-        To compare operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch. ``bit_exact`` is True
-        if the simulator and the TOSA reference model return the same outputs for all samples.
+        For the comparison of operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch.
+        ``bit_exact`` is True if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs, or the saved comparison of a program loaded from a folder.

@@ -72,7 +72,7 @@ class Suggestions:
     """The changes that make a program smaller or faster.
 
     Attributes:
-        entries: Changes. Changes that meet all budgets come first.
+        entries: Changes, starting with those that meet all budgets.
         obstacles: A sentence for each exceeded budget.
     """
 
@@ -202,7 +202,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if this does not apply."""
+    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if no input is a large image."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE

@@ -71,7 +71,7 @@ def tune(
         settings: All other settings, including the budgets.
 
     Raises:
-        SpecError: The goal is unknown, its budget or metric is missing, or it does not support another argument.
+        SpecError: The goal is unknown, its budget or metric is missing, or it does not support one of the arguments.
         EthorchError: See ``ethorch.compile``.
     """
     chosen = settings or Settings()

@@ -103,7 +103,7 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     assert (
         f"the NPU's arena requires {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
     )
-    assert "more than the setting arena permits" in caplog.text and "[arena.exceeded]" in caplog.text
+    assert "more than settings.arena permits" in caplog.text and "[arena.exceeded]" in caplog.text
 
 
 def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:

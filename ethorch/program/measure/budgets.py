@@ -57,7 +57,7 @@ def budgets(record: Record) -> Budgets:
 
 
 def least_ram(shapes: Iterable[Sequence[int]]) -> int:
-    """Return a lower bound of the RAM in bytes for inputs of these shapes, which is one byte per element."""
+    """Return a lower bound of the RAM in bytes: one byte for each element of inputs with the given shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 

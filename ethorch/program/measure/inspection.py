@@ -20,7 +20,7 @@ class Inspection:
 
     Attributes:
         inspector: ``executorch.devtools.Inspector``. Its times are simulation times on the host.
-        cycles: Cycles of each NPU operation, estimated by Vela, by event name.
+        cycles: Vela's estimate of the cycles of each NPU operation, by event name.
         cpu_cycles: See ``cpu_cycles_of``.
         core_clock_hz: NPU clock in Hz, or 0 if unknown.
     """
@@ -70,7 +70,7 @@ def cycles_of(sources: Mapping[int, Sources] | None) -> dict[str, int]:
 
 
 def cpu_cycles_of(layers: Sequence[Layer]) -> dict[str, list[int | None]]:
-    """Return the estimated cycles of each call of a CPU kernel, in execution order, by the kernel's base name."""
+    """Map the base name of each CPU kernel to the estimated cycles of its calls, in execution order."""
     cycles: dict[str, list[int | None]] = defaultdict(list)
     for layer in layers:
         if layer.where == CPU:

@@ -65,7 +65,7 @@ class CompareLayers:
         quantized: Model returned by ``convert_pt2e``.
         prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``,
             float figures are omitted.
-        on_npu: Executor that runs ``quantized`` like the program.
+        on_npu: Executor that runs ``quantized`` with the same operators on the NPU as the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -205,7 +205,7 @@ def _is_same_call(a: Node, b: Node) -> bool:
 
 
 def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...]]:
-    """Return the name of an operator, and the names of preceding operators back to quantize nodes and ``ends``, in order."""
+    """Return the name of an operator, and the names of the operators between it and the quantize nodes or ``ends`` before it."""
     if source.op == "placeholder":
         return "input", ()
     if op_name(source.target) in DEQUANTIZE:

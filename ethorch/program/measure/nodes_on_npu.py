@@ -1,4 +1,4 @@
-"""Execute a converted graph with NPU operators in the TOSA reference model, to obtain the result of each node.
+"""Execute a converted graph to obtain the result of each node. The TOSA reference model computes the NPU operators.
 
 A delegate returns only its outputs. In contrast, the TOSA graph before rewrites has a value for each operator. Rewrites preserve
 all results.
