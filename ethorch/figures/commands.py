@@ -14,7 +14,7 @@ from ethorch.npu import Sources
 
 @dataclass(frozen=True)
 class CommandMap:
-    """The commands of one delegate that start an operation.
+    """The commands that start an operation in one delegate.
 
     Attributes:
         stream_bytes: Size of all commands, which is the value of register QSIZE.
@@ -30,7 +30,7 @@ class CommandMap:
     def at(self, position: int) -> int:
         """Return the index of the layer that runs while register QREAD is ``position``.
 
-        This is the layer of the last command that was read completely, or the first layer if there is none.
+        This is the layer of the last command that was read completely, or the first layer if no command was.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 

@@ -49,7 +49,7 @@ class Estimate:
     """The estimated time of one inference. The parts run one after the other.
 
     Attributes:
-        parts: Parts whose cycles are not 0, and always ``NPU operators``.
+        parts: Parts whose cycles are not 0. ``NPU operators`` is always included.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
         macs: Multiply-accumulates of the model's graph, or of the layers of a loaded program. Set by ``Program.estimate``.
     """
@@ -124,7 +124,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
 
 
 def _find_end_transposes(layers: Sequence[Layer]) -> Iterator[int]:
-    """Iterate over indices of NPU layers that transpose before the first or after the last computing layer of a delegate."""
+    """Iterate over the indices of transposes that precede all other layers of a delegate or follow all of them."""
     for delegate in {layer.delegate for layer in layers if layer.where == NPU}:
         delegate_layers = [layer for layer in layers if layer.where == NPU and layer.delegate == delegate and layer.cycles]
         for side in (delegate_layers, delegate_layers[::-1]):

@@ -47,7 +47,7 @@ class Layer:
         read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
             ``Ram`` on the CPU.
         ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.
-        transfer_cycles: Cycles of the layer's weight transfer during the previous operation.
+        transfer_cycles: Cycles of the layer's weight transfer, which runs during the previous operation.
         staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
         library: ExecuTorch library of the kernel, or "" on the NPU and for custom kernels.

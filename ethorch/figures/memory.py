@@ -37,8 +37,8 @@ def memory(
 ) -> MemoryReport:
     """Return the memory of the application: components, totals and tensors.
 
-    Staging memory has the size that Vela planned; for a .pte, the size that commands access, which can be smaller. Other sizes do
-    not depend on the source. The NPU tensors of a .pte are derived from its commands.
+    Staging memory has the size that Vela planned. For a .pte, it has the size that commands access, which can be smaller. Other
+    sizes do not depend on the source. The NPU tensors of a .pte are derived from its commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
@@ -253,7 +253,7 @@ def _stream_tensors(part: Part, run: Run, numbers: Sequence[int], time: int) -> 
 
 
 def _number_works(part: Part, run: Run) -> list[int]:
-    """Return the position of the layer in the call for each group of commands."""
+    """Return, for each group of commands, the position of its layer in the call."""
     if part.schedule is None:
         return list(range(len(run.layers)))
     ends = sorted((end, number) for number, row in enumerate(part.schedule.rows) for end in row.command_offsets)

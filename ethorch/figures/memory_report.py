@@ -26,7 +26,8 @@ class Component:
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``, ``code``.
         ram_bytes, flash_bytes: Bytes in RAM and in flash.
-        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, if the memory mode determines it, otherwise ``Ram`` or ``Flash``.
+        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, or ``Ram`` or ``Flash`` if the memory mode does not determine the
+            memory.
     """
 
     name: str
@@ -46,7 +47,7 @@ class TensorPlace:
         delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
         first, last: First and last layer during which the tensor is alive.
-        begins, ends: Lifetime in time steps. Each layer has at least two.
+        begins, ends: First and last point in time at which the tensor is alive. Each layer has at least two points in time.
         dtype, shape, layout: Type of the tensor, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """
@@ -143,7 +144,7 @@ class MemoryReport:
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
         """Return the tensors that are alive when the use of a region peaks, largest first.
 
-        If several times have the same peak address, the time with the most live bytes is selected.
+        If several points in time have the same peak address, the one with the most live bytes is selected.
 
         Raises:
             EthorchError: The region does not exist, or its tensors are unknown.

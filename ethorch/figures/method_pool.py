@@ -1,6 +1,6 @@
 """Count the bytes that ExecuTorch's runtime allocates when it loads a method.
 
-The counted structures and their order are equal to ``Method::init`` in executorch 1.4 and 1.5, so that padding is exact.
+The counted structures and their order are those of ``Method::init`` in executorch 1.4 and 1.5, so that padding is exact.
 ``runtime.measure`` confirms the sizes on 64-bit hosts.
 """
 
@@ -68,7 +68,7 @@ class _Pool:
 
 
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the bytes of the method allocator that ``Program::load_method`` uses, for an aligned buffer.
+    """Return the bytes that ``Program::load_method`` requests from the method allocator, if its buffer is aligned.
 
     The temporary allocator must have at least ``lookup_bytes``, because the runtime otherwise uses the method allocator to look up
     kernels. Allocations by delegates of other backends are not counted.

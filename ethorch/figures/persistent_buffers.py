@@ -23,7 +23,7 @@ class Reads:
     Attributes:
         inputs: Accesses to buffers in the command stream.
         numbers: For each delegate input that can be read in place, its index in ``inputs``.
-        outputs: For each delegate output that can be written in place, its index in the outputs of ``inputs``. All reads of the
+        outputs: For each delegate output that can be written in place, its index among the outputs of ``inputs``. All reads of the
             overwritten buffer precede the write.
     """
 
@@ -33,14 +33,14 @@ class Reads:
     outputs: Mapping[int, int]
 
     def scratch_end(self, numbers: Collection[int], outputs: Collection[int]) -> int:
-        """Return the size of the scratch region if these inputs and outputs are stored outside the region."""
+        """Return the size of the scratch region if the given inputs and outputs are stored outside the region."""
         others = [tensor for n, tensor in enumerate(self.payload.inputs) if n not in numbers]
         others += [tensor for n, tensor in enumerate(self.payload.outputs) if n not in outputs]
         ends = [tensor.offset + tensor.nbytes for tensor in others]
         return max([self.inputs.scratch_end([self.numbers[n] for n in numbers], [self.outputs[n] for n in outputs]), *ends])
 
     def commands(self, offsets: Mapping[int, int], outputs: Mapping[int, int]) -> bytes:
-        """Return a command stream that accesses these inputs and outputs at the given offsets in region 1."""
+        """Return a command stream that accesses inputs and outputs at the given offsets in region 1."""
         reads = {self.numbers[n]: (1, offset) for n, offset in offsets.items()}
         return self.inputs.elsewhere(reads, {self.outputs[n]: (1, offset) for n, offset in outputs.items()})[0]
 

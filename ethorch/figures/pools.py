@@ -58,7 +58,7 @@ class Pools:
 
 
 def _delegate_bytes(payload: DelegatePayload) -> int:
-    """Return the bytes of ``Delegate`` (runtime/cpp/ethosu_backend.cpp) on a Cortex-M, with one pointer per tensor."""
+    """Return the bytes of ``Delegate`` (runtime/cpp/ethosu_backend.cpp) on a Cortex-M, including one pointer per tensor."""
     return 48 + 4 * (len(payload.inputs) + len(payload.outputs))
 
 

@@ -26,7 +26,7 @@ class PlannedTensor:
         name: Name of a TOSA tensor or of a Vela buffer.
         address, size_bytes: Location within the region.
         first, last: Positions of the first and last operation during which the tensor is alive.
-        begins, ends: Lifetime in Vela's time, which has two steps per operation.
+        begins, ends: First and last point in Vela's time, which has two points per operation.
         dtype, layout: Names of the type and the layout in Vela.
     """
 
@@ -154,7 +154,7 @@ class Schedule:
         return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        # Vela's weight buffers have the origin of the reading operation, and its other tensors that of the writing operation.
+        # A weight buffer has the origin of the operation that reads it. Other tensors have the origin of the one that writes them.
         op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin
@@ -166,7 +166,7 @@ class Schedule:
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return the distinct operators of the origins, excluding operators inserted by the quantizer if there are others."""
+    """Return the distinct operators of the origins, without those of the quantizer unless the origins have no other operators."""
     targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # excludes placeholders
     users = [target for target in targets if not target.startswith(_QUANTIZE)]
     return tuple(users or targets)

@@ -66,7 +66,7 @@ class Part:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """The size of region 2 as planned by Vela, or for a .pte the bytes that commands access."""
+        """The size of region 2 as planned by Vela, or, for a .pte, the bytes that commands access."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
@@ -116,7 +116,7 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """The indices of planned tensors that persist between runs. A call reads each one before any call writes it."""
+        """The indices of planned tensors that persist between runs. A call reads each tensor before any call writes it."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
         states: list[int] = []

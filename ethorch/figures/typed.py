@@ -25,7 +25,7 @@ def _is_tuple_of(x: Any, check: Callable[[Any], bool]) -> bool:
     return isinstance(x, tuple) and all(check(entry) for entry in x)
 
 
-#: Check for each annotation.
+#: Function that checks a value, for each annotation.
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "bool": lambda x: isinstance(x, bool),
