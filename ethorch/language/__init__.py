@@ -1,4 +1,4 @@
-"""Language models: decoders with caches as two methods, tokenizers, generation and perplexity.
+"""Language models: decoders split into two methods, tokenizers, generation and perplexity.
 
 ``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs these modules, or a
 program, token by token.

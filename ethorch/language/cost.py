@@ -1,4 +1,4 @@
-"""Compute the cycles of a decode step, and the minimum that its weights and products require."""
+"""Compute the cycles of a decode call, and the minimum that its weights and products require."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRODUCT = "MatMul"  # a Vela operator that may have a constant operand
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The total cost of the layers with one key in ``DecodeCost.operators``. See ``DecodeCost``."""
+    """The total cost of the layers that share a key in ``DecodeCost.operators``. See ``DecodeCost`` for the attributes."""
 
     cycles: int
     floor: int
@@ -43,17 +43,18 @@ class DecodeCost:
 
     Attributes:
         cycles: NPU cycles.
-        floor: Minimum cycles, summed over layers: the longer of one read of the layer's weights at the speed of one stream, and its
-            multiply-accumulates on the MAC array.
+        floor: Minimum cycles, summed over layers. A layer needs at least the time to read its weights once at the speed of one
+            stream, and at least the time of its multiply-accumulates on the MAC array.
         peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
-        weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
+        weight_bytes: Bytes of the weights that are read for one token, at 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.
             ExecuTorch's delegate copies all mutable buffers.
         arena_bytes: Feature maps of the NPU, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
         cpu: Number of calls of each CPU kernel.
-        operators: Cost by PyTorch operator, with the last part of the module path for layers with weights. Most expensive first.
+        operators: Cost by PyTorch operator, most expensive first. Keys of layers with weights include the last part of the module
+            path.
     """
 
     target: str

@@ -1,8 +1,8 @@
 """Adapt transformers decoders without changing their code, so that caches become buffers.
 
 The adapter replaces the cache, the mask and the attention function. After all reads, the cache writes rows at the positions given
-by an input. Masks compare positions. Attention groups the queries of a key instead of repeating keys, so that caches are not
-copied.
+by an input. Masks compare positions. Attention groups the queries that share a key instead of repeating the key, so that caches
+are not copied.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def adapt_model(
     if config.is_encoder_decoder:
         if source is None:
             raise EthorchError(
-                f"{type(model).__name__}: expected a source, got none. Pass source=, an example with the shape of all sources."
+                f"{type(model).__name__}: expected a source, got none. Pass an example as source. All sources must have its shape."
             )
         name: Any = model.main_input_name
         filled_cache = _fill_cache(model, {name: source, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)})
@@ -429,7 +429,7 @@ def read_folder(folder: Path) -> nn.Module:
     """Load a causal or sequence-to-sequence model from a local folder, in eval mode and float32.
 
     Raises:
-        EthorchError: The folder does not contain such a model.
+        EthorchError: The folder does not contain a supported model.
     """
     read_json(folder / "config.json", SAVE_AGAIN)
     try:

@@ -113,10 +113,10 @@ def from_folder(
 ) -> LanguageModel:
     """Load a language model from a folder written by ``save_pretrained`` (safetensors). Nothing is downloaded.
 
-    See :func:`language_model` for the other arguments.
+    See :func:`language_model` for all arguments except ``folder``.
 
     Raises:
-        EthorchError: The folder does not contain such a model, or transformers is not installed.
+        EthorchError: The folder does not contain a supported model, or transformers is not installed.
     """
     torchvision_models(needed=False)
     try:

@@ -28,7 +28,7 @@ class Speaker:
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: Number N of tokens per call of ``prefill``.
         source: Input of an encoder.
-        vocabulary: Number of tokens, to validate token ids, or None to skip the validation.
+        vocabulary: Vocabulary size, which limits token ids, or None to accept all ids.
         shorter: Prefill methods for fewer than N tokens, by number of tokens.
     """
 
@@ -112,7 +112,7 @@ class Speaker:
         shapes = [tensor.shape for tensor in decode.inputs]
         if shapes != [(1, 1), (1,)]:
             raise EthorchError(
-                f"expected decode with a token [1, 1] and a position [1], got {record_of(decode).method} with "
+                f"expected decode with inputs of shapes (1, 1) and (1,), got {record_of(decode).method} with "
                 f"{', '.join(str(shape) for shape in shapes)}. Use ethorch.language.language_model."
             )
         if prefill is not None and len(prefill.inputs) != 3 + (source is not None):
@@ -159,7 +159,7 @@ class Speaker:
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"expected at least one token, and at most {self.context - self.position} of the context's {self.context}, got "
+                f"expected at least one token, and at most {self.context - self.position} (the rest of the context), got "
                 f"{len(ids)}."
             )
         logits: Any = None
