@@ -50,7 +50,7 @@ def words(limits: Limits, windows: bool = True) -> list[str]:
 
 
 def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
-    """Return (families, phrases) for calls lowered to these TOSA operators, with one entry for families with equal limits."""
+    """Return (families, phrases) for calls that become the given TOSA operators. Families with equal limits share an entry."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():

@@ -21,7 +21,7 @@ ABSENT = "not supported"
 
 
 def operators(pattern: str = "*") -> list[Row]:
-    """Return a row for each operator whose name contains ``pattern``, or matches ``pattern`` if it contains wildcards.
+    """Return a row for each operator whose name contains ``pattern`` or, if ``pattern`` has wildcards, matches it.
 
     PyTorch names such as ``torch.softmax``, ``nn.Softmax`` and ``F.softmax`` are also accepted.
     """
@@ -163,8 +163,8 @@ def target_differences(a: str, b: str) -> Row:
 
     Returns:
         A dict of ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA operator)
-        contain both targets' values. ``operators`` contains, by target, the operators with more supported calls than on the
-        other target.
+        contain both targets' values. ``operators`` contains, for each target, the operators with more supported calls than
+        on the other target.
 
     Raises:
         SpecError: A name is unknown.

@@ -11,7 +11,7 @@ from ethorch.support.errors import FormatError
 from ethorch.support.text_files import read_json
 
 IN_FOLDER = "program.json"
-#: Key of all methods but the first in ``program.json``. Each method contains only values that differ from the first method.
+#: Key in ``program.json`` of all methods except the first. Each entry contains only values that differ from the first method's.
 OTHERS = "other_methods"
 
 

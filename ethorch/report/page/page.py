@@ -86,7 +86,7 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    # Command-line options become code, so that lines do not break after dashes.
+    # Command-line options are formatted as code, so that lines do not break after dashes.
     from markupsafe import Markup, escape  # imported here because only pages require Jinja
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))

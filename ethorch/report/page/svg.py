@@ -21,7 +21,7 @@ class Axis:
 
     Attributes:
         title: Quantity and unit.
-        low, high: Values at the two ends. Must be positive if the axis is logarithmic.
+        low, high: Values at the two ends, which must be positive if the axis is logarithmic.
         names: Labels of the positions 0, 1, ..., or empty to label the ticks with numbers.
     """
 
@@ -32,7 +32,7 @@ class Axis:
     names: tuple[str, ...] = ()
 
     def percent(self, position: float) -> float:
-        """Return a position as a percentage of the axis, clamped to -100 to 200."""
+        """Return a position as a percentage of the axis, clamped to the range from -100 to 200."""
         low, high = self.low, self.high
         if self.is_logarithmic:
             low, high, position = math.log10(low), math.log10(high), math.log10(max(position, 1e-300))
@@ -94,7 +94,7 @@ class Chart:
 
     Attributes:
         marks: Marks in drawing order, in the units of the axes.
-        legend: Name and color of each group. Shown only if there are several groups.
+        legend: Name and color of each group. The legend is shown only if there are several groups.
         height: Height of the drawing area in pixels.
     """
 
