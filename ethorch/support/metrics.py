@@ -18,7 +18,7 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 @dataclass
 class Ratio:
-    """Sums of squares of a reference and of its error, in float64."""
+    """The sums of squares of a reference and of its error, in float64."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def db(self) -> float:
-        """10 log10(signal / noise): inf if the noise is 0, -inf if only the signal is 0 or the noise is infinite, nan for NaN."""
+        """The ratio in dB. It is inf if the noise is 0, -inf if only the signal is 0 or the noise is infinite, and nan for NaN."""
         if self.noise == 0:
             return math.inf
         ratio = self.signal / self.noise
@@ -60,7 +60,7 @@ class OutputRatios:
         self._ratios: dict[int, Ratio] = {}
 
     def add(self, reference: Any, approximation: Any) -> None:
-        """Add the outputs of a sample, with the tensors that :func:`sqnr_db` compares."""
+        """Add the outputs of a sample. See :func:`sqnr_db` for the tensors that are compared."""
         for number, a, b in _pair_tensors(reference, approximation):
             self._ratios.setdefault(number, Ratio()).add(a, b)
 

@@ -1,7 +1,7 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name contains a digest of its sources, so cached files are never outdated, and a digest of its bytes, because a
-truncated library would crash the process. Files that other users can change are not used.
+A library's name contains a digest of its sources, so cached files are never outdated. It also contains a digest of its bytes,
+because a truncated library would crash the process. Files that other users can change are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return the reason if users other than this one and root could replace a library in a folder, or None.
+    """Return the reason why users other than this one and root could replace a library in a folder, or None.
 
     After symbolic links are resolved, the folder and its parents must belong to this user or to root. Other users must not have
     write access, except to sticky parents like ``/tmp``.

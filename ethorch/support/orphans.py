@@ -38,7 +38,7 @@ def end_worker_with(parent: int, pipe: int) -> None:
         parent: Id of the process that assigns the work.
         pipe: ``lifeline`` of that process.
     """
-    # Does not use PR_SET_PDEATHSIG, which depends on the thread that started the worker.
+    # PR_SET_PDEATHSIG is not suitable, because it depends on the thread that started the worker.
     worker = multiprocessing.current_process()
     if getattr(worker, "_parent_pid", None) == parent and worker.name != "MainProcess":
         threading.Thread(target=_end_after, args=(parent,), name="ethorch-orphans", daemon=True).start()

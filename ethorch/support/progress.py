@@ -18,7 +18,7 @@ class Listener(Protocol):
     """A receiver of progress. Calls come from one thread and are properly nested."""
 
     def begin(self, name: str, total: int | None) -> None:
-        """Begin a stage with ``total`` steps. None means unknown."""
+        """Begin a stage with ``total`` steps, or with an unknown number of steps if ``total`` is None."""
 
     def step(self, name: str) -> None:
         """Count a finished step of the stage."""

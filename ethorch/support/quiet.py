@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-#: Loggers that report missing GPU kernels, internal deprecated calls and skipped passes.
+#: Loggers that report missing GPU kernels, internal calls of deprecated functions, and skipped passes.
 _LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "torch.fx", "executorch")
 #: Loggers whose messages are also raised as exceptions.
 _DUPLICATES = ("torch._subclasses.fake_tensor",)
@@ -23,7 +23,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute other libraries' warnings, and error messages that they also raise. Levels set by the user are not changed.
+    """Mute warnings of other libraries, and messages that they also raise as exceptions. Levels set by the user do not change.
 
     Filters and levels are global. The first thread in the context sets them, and the last restores them.
     """

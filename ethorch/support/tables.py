@@ -14,7 +14,7 @@ NARROW = 60
 
 
 def table(*, show_header: bool = True) -> Table:
-    """Create an empty table in ethorch's style. Numbers are never broken or truncated; text wraps."""
+    """Create an empty table in ethorch's style. Text wraps, but numbers are never broken or truncated."""
     return _table_class()(box=None, header_style="bold", pad_edge=False, show_header=show_header)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def is_tensor(value: Any) -> bool:
-    """Return True if the value is a ``torch.Tensor``. Does not import torch."""
+    """Return True if the value is a ``torch.Tensor``, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

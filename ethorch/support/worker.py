@@ -36,7 +36,7 @@ class Task:
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
-        """Create a call of ``function``. ``users`` are the bound objects of user classes."""
+        """Create a call of ``function``. ``users`` are bound objects whose classes are defined by the user."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
         return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 
