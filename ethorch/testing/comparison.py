@@ -19,7 +19,7 @@ from ethorch.support.wording import count_noun
 
 @dataclass(frozen=True)
 class Output:
-    """The location of an output's operator, and the output's scale if quantized."""
+    """The location of an output's operator, and the output's scale if the output is quantized."""
 
     place: str = ""
     scale: float | None = None

@@ -60,7 +60,7 @@ def _dump_delegates(module: GraphModule, path: str | os.PathLike[str] | None) ->
 
 
 class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
-    """The stage that exports, prepares, calibrates and converts.
+    """The stage that exports, prepares, calibrates and converts the model.
 
     Args:
         calibration: Samples. Defaults to the example inputs.
@@ -189,7 +189,7 @@ class Serialize(harness.Serialize):  # type: ignore[misc]
         self.program = program
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the ``.pte`` in ExecuTorch's runtime with the simulator. Run TOSA programs like ``ToExecutorch``."""
+        """Run the ``.pte`` in ExecuTorch's runtime with the simulator. Run TOSA programs as ``ToExecutorch`` does."""
         if self.program is not None and self.program.lowered is not None:
             return self.program.run_artifact(inputs)
         return runtime.load(self.artifact)(*inputs)

@@ -53,13 +53,13 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
-    Programs run in ExecuTorch's runtime with the simulator, TOSA graphs in the TOSA reference model. Failing checks raise
-    AssertionError.
+    Programs run in ExecuTorch's runtime with the simulator, and TOSA graphs run in the TOSA reference model. Failing checks
+    raise AssertionError.
 
     Args:
-        module: Model, set to eval mode unless ``training``.
+        module: Model, set to eval mode unless ``training`` is set.
         example_inputs: Tuple, or a single tensor.
-        compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
+        compile_spec: Name of an NPU (``"ethos-u55-128"``) or of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
         calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
         config: Configuration for ``quantize``. Defaults to int8 with per-channel weights.
         dynamic_shapes, constant_methods, transform_passes: Arguments of ``torch.export.export`` and
