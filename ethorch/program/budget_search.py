@@ -1,4 +1,4 @@
-"""Search for settings that meet the budgets, by varying the arena, the memory of weights, and the modules with 16 bits."""
+"""Search for an arena, a memory for weights, and 16-bit modules that meet the budgets."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    If the settings differ from those of the record only in ``arena`` and ``constants``, the quantized model is reused.
+    The quantized model is reused if only ``arena`` or ``constants`` has changed.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

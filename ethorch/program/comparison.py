@@ -24,13 +24,12 @@ class LayerComparison:
         operator: ATen name, ``input`` for a program input, or ``requantize`` for a change of scale.
         fused: ATen names of the preceding operators that share the quantize node, in order.
         module, source: Module path and ``file.py:line`` in the user's code.
-        on_npu: Whether the operator runs on the NPU.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
         float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result in the name relative to the first. ``fake`` is the
             fake-quantized model.
-        own_db: SQNR of the fake-quantized operator if its operands are those of the float model. It excludes the noise of earlier
-            operators. Operators that only move data add no noise.
+        own_db: SQNR of the fake-quantized operator with the operands of the float model, without the noise of earlier operators.
+            Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result in steps.
         own_steps: Largest difference in steps between the NPU's and PyTorch's results for the same operands.
         allowed_steps: Difference that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.

@@ -104,8 +104,7 @@ class Explanation:
         operators: Operators in execution order, followed by refused operators without a layer.
         placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
         writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
-        counts: Number of rows on the NPU and on the CPU, including rows that were not selected. Default: the rows in ``operators``
-            are counted.
+        counts: Number of NPU rows and of CPU rows before ``operators`` was filtered. Default: the numbers in ``operators``.
     """
 
     target: str
@@ -228,7 +227,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows, except those that only add another reason for an operator that already has a row."""
+    """Return the rows without repeated rows of operators that have several reasons."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:
@@ -252,7 +251,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason for the placement if the row is a quantize or dequantize operator on the CPU."""
+    """Add the reason why a quantize or dequantize operator runs on the CPU."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)

@@ -194,7 +194,7 @@ def explore(
     """Compile a model with all combinations of settings and compare the programs.
 
     If a variant exceeds a RAM or time budget, ``explore`` tries other arenas and weights in SRAM, unless ``vary`` contains these
-    settings. It does not try 16-bit modules. Vary the scheme instead::
+    settings. 16-bit modules are not tried. Vary the scheme instead::
 
         exploration = ethorch.explore(
             model, image, calibration=images, vary={"target": ["u55-64", "u55-128"], "scheme": ["int8", "a16w8"]}
@@ -313,7 +313,7 @@ _last: list[Any] = []  # the last model quantized in this process: key, quantize
 def _variants(
     user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
 ) -> list[Variant]:
-    """Compile each combination of settings. If ``outspoken`` is set, the first compilation warns about unsuitable samples."""
+    """Compile each combination. If ``outspoken`` is set, the first compilation warns about unsuitable samples."""
     variants = []
     with quiet():
         for number, point in enumerate(points):

@@ -1,7 +1,7 @@
 """Find the input axes that can be padded, because earlier results do not depend on later elements along the axis.
 
 Each operator is run at a small size, and twice at a larger size with the same leading elements and different padding. The axis can
-be padded if the leading results of all operators are equal.
+be padded if the leading results of each operator are equal in all runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Iterate over the axes whose size differs, with the positions of each axis in the inputs, and its sizes."""
+    """Iterate over the axes whose sizes differ between methods, with the positions in the inputs and the sizes of each."""
     # Input axes with proportional sizes are treated as one axis.
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]

@@ -148,8 +148,8 @@ class Program:
         """Run the program in ExecuTorch's runtime with the simulated NPU.
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
-        automatically. If the first dimension of each input is the same multiple of the program's, the inputs are split into several
-        inferences, whose outputs are concatenated along the first dimension.
+        automatically. If the first dimension of each input is the same multiple of its compiled size, the inputs are split into
+        several inferences, whose outputs are concatenated along the first dimension.
 
         Returns:
             The outputs in the structure that the model returns, if known. Quantized outputs are not dequantized.
@@ -218,8 +218,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. The comparison uses the example inputs. It covers methods with a total of at most 5 billion
-          multiply-accumulates and 2,000 operators.
+          payload of each delegate. Methods with a total of at most 5 billion multiply-accumulates and 2,000 operators are
+          compared on the example inputs.
 
         Returns:
             The path.
@@ -267,7 +267,7 @@ class Program:
             print(comparison)
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
-        For the comparison of operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch.
+        To compare operators, ``compare`` runs NPU operators in the TOSA reference model and CPU operators in PyTorch.
         ``bit_exact`` is True if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:

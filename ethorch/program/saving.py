@@ -103,7 +103,7 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line that names the saved file or folder, and a line for each reason why a comparison was omitted."""
+    """Return a line with the saved path, and a line for each reason why a comparison was omitted."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")

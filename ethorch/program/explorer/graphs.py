@@ -46,7 +46,7 @@ def graphs(path: str | os.PathLike[str]) -> list[Data]:
 
 
 def save(program: Program, path: str | os.PathLike[str]) -> Path:
-    """Write the graphs of a program to a JSON file. Model Explorer opens this file without the extension.
+    """Write the graphs of a program to a JSON file, which Model Explorer opens without the extension.
 
     The file includes TOSA graphs if ``ethorch.compile`` returned the program.
     """
