@@ -84,7 +84,7 @@ def library_of(kernel: str) -> str:
 
 
 def rate_of(kernel: str) -> Rate:
-    """Return the rate of a kernel, or the rate ``other`` if the kernel has no rate of its own."""
+    """Return the rate of a kernel, or the default rate ``other``."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]

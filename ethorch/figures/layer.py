@@ -40,14 +40,13 @@ class Layer:
         cycles: NPU or Cortex-M55 clock cycles, or None if unknown.
         npu_cycles: Cycles of the computation without memory stalls, or None on the CPU or if unknown.
         share: Share of the program's cycles, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
-        macs: Number of multiply-accumulates.
         utilization: ``macs`` divided by the NPU's capacity in ``cycles``, from 0 to 1, or None if unknown.
         bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
         access_cycles: Access cycles for each memory.
         read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
             ``Ram`` on the CPU.
         ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.
-        transfer_cycles: Cycles of the layer's weight transfer, which runs during the previous operation.
+        transfer_cycles: Cycles of the layer's weight transfer during the previous operation.
         staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
         library: ExecuTorch library of the kernel, or "" on the NPU and for custom kernels.

@@ -25,9 +25,7 @@ class Component:
         name: Stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``, ``code``.
-        ram_bytes, flash_bytes: Bytes in RAM and in flash.
-        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, or ``Ram`` or ``Flash`` if the memory mode does not determine the
-            memory.
+        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, if the memory mode determines it. Otherwise ``Ram`` or ``Flash``.
     """
 
     name: str
@@ -47,7 +45,7 @@ class TensorPlace:
         delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
         first, last: First and last layer during which the tensor is alive.
-        begins, ends: First and last point in time at which the tensor is alive. Each layer has at least two points in time.
+        begins, ends: Beginning and end of the lifetime. Each layer has at least two points in time.
         dtype, shape, layout: Type of the tensor, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """

@@ -27,7 +27,7 @@ class PlannedTensor:
         address, size_bytes: Location within the region.
         first, last: Positions of the first and last operation during which the tensor is alive.
         begins, ends: First and last point in Vela's time, which has two points per operation.
-        dtype, layout: Names of the type and the layout in Vela.
+        dtype, layout: Vela's names of the type and layout.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Schedule:
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return the distinct operators of the origins, without those of the quantizer unless the origins have no other operators."""
+    """Return the distinct operators of the origins. Omit operators of the quantizer if the origins have any other operators."""
     targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # excludes placeholders
     users = [target for target in targets if not target.startswith(_QUANTIZE)]
     return tuple(users or targets)
