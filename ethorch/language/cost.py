@@ -29,7 +29,7 @@ _PRODUCT = "MatMul"  # a Vela operator that may have a constant operand
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The total cost of the layers that share a key in ``DecodeCost.operators``. See ``DecodeCost`` for the attributes."""
+    """The total cost of the layers that share a key in ``DecodeCost.operators``. See ``DecodeCost``."""
 
     cycles: int
     floor: int
@@ -44,9 +44,9 @@ class DecodeCost:
     Attributes:
         cycles: NPU cycles.
         floor: Minimum cycles, summed over layers. A layer needs at least the time to read its weights once at the speed of one
-            stream, and at least the time of its multiply-accumulates on the MAC array.
+            stream, and at least the time for its multiply-accumulates on the MAC array.
         peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
-        weight_bytes: Bytes of the weights that are read for one token, at 4 or 8 bits each, before Vela's encoding.
+        weight_bytes: Bytes of weights read for one token, at 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.

@@ -99,8 +99,8 @@ class Speaker:
         """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
-            context: Number of tokens in the caches. Defaults to the number of rows of the buffers to which tokens are written, or
-                to the size of the largest dimension that all mutable buffers have in common.
+            context: Number of tokens in the caches. Default: the number of rows in the buffers to which tokens are written, or
+                the largest dimension that all mutable buffers share.
             source: Input of an encoder.
 
         Raises:
