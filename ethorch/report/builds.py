@@ -243,7 +243,7 @@ class ProgramComparison:
 
 
 def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> ProgramComparison:
-    """Compare the methods that have the same name in two builds. If each build has one method, ignore the names.
+    """Compare the methods that have the same name in two builds. If each build has one method, the names are ignored.
 
     Args:
         before, after: Result of ``Program.to_json`` for each method.
