@@ -39,7 +39,10 @@ class SpecError(EthorchError, ValueError):
 
 
 class UserCodeError(EthorchError):
-    """An error in user code, or a failed export. ``__cause__`` is the original error. The message contains the source line, if known."""
+    """An error in user code, or a failed export.
+
+    ``__cause__`` is the original error. The message contains the source line if known.
+    """
 
 
 class QuantizationError(EthorchError, ValueError):
@@ -111,7 +114,7 @@ class MachineFault(EthorchError):
 
 
 class VerificationError(EthorchError):
-    """A compiled delegate whose outputs differ from those of its TOSA graph, or that cannot run.
+    """A compiled delegate that cannot run, or whose outputs differ from its TOSA graph's.
 
     Attributes:
         operator: First operator that differs, with its source location, or "".

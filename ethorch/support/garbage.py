@@ -14,7 +14,7 @@ _has_frozen_objects = False
 def delay_collection() -> Iterator[None]:
     """Disable garbage collection, e.g. during imports or work whose results stay alive.
 
-    Afterwards, all objects belong to the oldest generation, so that the next collections skip them.
+    Afterwards, all objects are in the oldest generation, so that the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -60,7 +60,7 @@ class OutputRatios:
         self._ratios: dict[int, Ratio] = {}
 
     def add(self, reference: Any, approximation: Any) -> None:
-        """Add the outputs of a sample. See :func:`sqnr_db` for the tensors that are compared."""
+        """Add the outputs of a sample, compared as in :func:`sqnr_db`."""
         for number, a, b in _pair_tensors(reference, approximation):
             self._ratios.setdefault(number, Ratio()).add(a, b)
 

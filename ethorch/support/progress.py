@@ -18,7 +18,7 @@ class Listener(Protocol):
     """A receiver of progress. Calls come from one thread and are properly nested."""
 
     def begin(self, name: str, total: int | None) -> None:
-        """Begin a stage with ``total`` steps, or with an unknown number of steps if ``total`` is None."""
+        """Begin a stage with ``total`` steps. ``total`` is None if the number is unknown."""
 
     def step(self, name: str) -> None:
         """Count a finished step of the stage."""
