@@ -95,7 +95,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
         Args:
             quantize_stage: Quantizer, QuantizationConfig, or stage of ExecuTorch's harness.
-            calibration: Samples. Defaults to the samples passed to the tester.
+            calibration: Samples. Default: the samples of the tester.
         """
         if not isinstance(quantize_stage, Stage):
             samples = self.calibration if calibration is None else _read_calibration(calibration, self.example_inputs)
