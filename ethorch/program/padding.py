@@ -27,7 +27,7 @@ from ethorch.targets.settings import Shapes
 logger = logging.getLogger(__name__)
 
 _FAR = 1e4
-#: Position of the axis in the arguments of operators that index their first operand. None if there is no such argument.
+#: Position of the axis in the arguments of operators that index their first operand. None if the axis is not an argument.
 _INDEXING = {
     "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
     "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,

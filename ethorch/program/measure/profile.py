@@ -72,7 +72,7 @@ class LayerTime(Measured):
         estimated_share: Share of the estimated cycles of the sampled delegates, from 0 to 1, or None if unknown.
         samples: Number of samples of register QREAD within the layer's commands.
         measured_share: Share of all samples, from 0 to 1.
-        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if there is no counter or a delegate has no samples.
+        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if a counter or the samples of a delegate are missing.
     """
 
     index: int
