@@ -121,7 +121,7 @@ def list_comparison_rows(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _separate(header: str) -> str:
-    return "| --- " * (header.count("|") - 1) + "|"
+    return "|---" * (header.count("|") - 1) + "|"
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from ethorch.vela.delegate import builder_for, compile_lowered
 
 #: Fills the graph of a Builder of the target, as it is tuned.
 Fill = Callable[[Builder], Graph]
-HEADER = ("| field | graph | NPU | as tuned, cycles | otherwise, cycles |", "| --- | --- | --- | --- | --- |")
+HEADER = ("| field | graph | NPU | selected value, cycles | alternative, cycles |", "|---|---|---|---|---|")
 
 
 @dataclass(frozen=True)
@@ -304,22 +304,22 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "largest_max_pool_in_turn_bytes",
-        "maximum over 5x5 of [1,64,32,32]",
+        "max pool 5x5 of [1,64,32,32]",
         of_module(_torch("MaxPool2d", 5, 1, 2), 1, 64, 32, 32),
         {U55: None, U85: None},
     ),
     Measurement(
         "largest_max_pool_in_turn_bytes",
-        "maximum over 5x5 of [1,64,61,61]",
+        "max pool 5x5 of [1,64,61,61]",
         of_module(_torch("MaxPool2d", 5, 1, 2), 1, 64, 61, 61),
         {U55: None, U85: math.inf},
     ),
     Measurement(
-        "fewest_results_of_wide_stride", "maxima of 4 each over 1024 places of 64 channels", _MAXIMA, {U55: None, U85: None}
+        "fewest_results_of_wide_stride", "max pool 1x4, stride 4, of 1024 columns and 64 channels", _MAXIMA, {U55: None, U85: None}
     ),
     Measurement(
         "most_places_before_sum",
-        "sums over the middle of [8000,4,4], INT8",
+        "sum over the middle axis of [8000,4,4], INT8",
         of_operator("INT8", (8000, 4, 4), _sum),
         {U55: None, U65: None},
     ),
@@ -329,10 +329,15 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         of_module(_STEM, 1, 3, 224, 224),
         {U55: None, U65: None, U85: None},
     ),
-    Measurement("fold_strides", "the same of [1,3,96,96]", of_module(_STEM, 1, 3, 96, 96), {U55: None, U85: None}),
     Measurement(
         "fold_strides",
-        "the same of [1,3,224,224] in INT16",
+        "convolution 7x7, stride 2, of [1,3,96,96] to 64 channels",
+        of_module(_STEM, 1, 3, 96, 96),
+        {U55: None, U85: None},
+    ),
+    Measurement(
+        "fold_strides",
+        "convolution 7x7, stride 2, of [1,3,224,224] to 64 channels, INT16",
         of_module(_STEM, 1, 3, 224, 224, bits=16),
         {U85: None},
     ),
@@ -348,9 +353,17 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         of_module(_torch("Conv2d", 3, 16, 3, padding=1), 1, 3, 96, 96),
         {U85: None},
     ),
-    Measurement("read_planes", "the same with stride 2", of_module(_torch("Conv2d", 3, 16, 3, 2, 1), 1, 3, 96, 96), {U85: None}),
     Measurement(
-        "read_planes", "the same in INT16", of_module(_torch("Conv2d", 3, 16, 3, 2, 1), 1, 3, 96, 96, bits=16), {U85: None}
+        "read_planes",
+        "convolution 3x3, stride 2, of [1,3,96,96] to 16 channels",
+        of_module(_torch("Conv2d", 3, 16, 3, 2, 1), 1, 3, 96, 96),
+        {U85: None},
+    ),
+    Measurement(
+        "read_planes",
+        "convolution 3x3, stride 2, of [1,3,96,96] to 16 channels, INT16",
+        of_module(_torch("Conv2d", 3, 16, 3, 2, 1), 1, 3, 96, 96, bits=16),
+        {U85: None},
     ),
     Measurement(
         "repeats_channels",
@@ -375,14 +388,14 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "transpose_steps",
-        "[8,7,8,7,96] to [8,8,7,7,96], a window partition, INT8",
+        "transpose (window partition) of [8,7,8,7,96] to [8,8,7,7,96], INT8",
         _IN_STEPS,
         {U55: None, U85: None},
     ),
-    Measurement("tile_steps", "1000 copies of one INT16", _COPIES, {U65: None, U85: None}),
+    Measurement("tile_steps", "1000 copies of an INT16 value", _COPIES, {U65: None, U85: None}),
     Measurement(
         "copies_broadcast_constants",
-        "a constant per channel times [1,64,128]",
+        "product of [1,64,128] and a constant per channel",
         of_module(_scale, 1, 64, 128),
         {U55: False, U85: True},
     ),
@@ -409,23 +422,23 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "fewest_columns_turned",
-        "product of 16 rows and 1,024 columns over 32 places",
+        "matrix product of [16,32] and [32,1024]",
         of_module(_product, 1, 32, 1040),
         {U55: None},
     ),
     Measurement(
         "written_weights",
-        "product of each pair of rows of [4,64,64], INT8",
+        "matrix product of [4,64,64] and its transpose, INT8",
         of_operator("INT8", (4, 64, 64), _multiply_rows),
         {U55: None, U65: None},
     ),
     Measurement(
         "turns_stored_transposes",
-        "a query of 48 elements times 256 keys, in each of 6 heads",
+        "product of a query of 48 elements and 256 keys, in each of 6 heads",
         of_module(_scores, 1, 6, 257, 48),
         {U85: False},
     ),
-    Measurement("most_rows_pooled", "softmax of 6 rows of 272", of_module(_weights, 1, 6, 1, 272), {U85: 0}),
+    Measurement("most_rows_pooled", "softmax of 6 rows of 272 elements", of_module(_weights, 1, 6, 1, 272), {U85: 0}),
 )
 
 
