@@ -124,7 +124,7 @@ class Streams:
         parts = _parts(sums, most, step, rows.shape[1])
         largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
-            raise MachineFault("convolution sums may reach 2**53; sums of a legal program are smaller")
+            raise MachineFault("accumulators of a convolution may reach 2**53; expected smaller ones")
         largest += np.abs(bias) + np.abs(offset)
         matrix = np.ascontiguousarray(rows.T)
         dtype = np.float32 if parts else np.float64

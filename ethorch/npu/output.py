@@ -159,7 +159,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The scaling of a filter's sums: in float64 if ``factor`` is set, and in int64 otherwise."""
+    """The scaling of a convolution's accumulators: in float64 if ``factor`` is set, and in int64 otherwise."""
 
     filter: Filter
     bias: Array

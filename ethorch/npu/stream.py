@@ -157,7 +157,7 @@ def _parse_cop2(payload: bytes) -> Header:
     if version != 1 or kind != 1:
         raise MachineFault(f"expected COP2 version 1 with entry type 1, got version {version} with entry type {kind}")
     if 16 + size != len(payload) or entry > size:
-        raise MachineFault(f"COP2 declares {size} bytes (entry: {entry} bytes), but {len(payload) - 16} bytes follow")
+        raise MachineFault(f"COP2 declares {size} bytes ({entry} of them in the first entry), but {len(payload) - 16} bytes follow")
     magic, meta_version, _length, config, npu_id, feature = _words(payload, 28, 6, "COP2 metadata")
     if magic != 0x4D554556 or meta_version != 1:  # "VEUM"
         raise MachineFault(f"expected COP2 metadata VEUM version 1, got {magic:#x} version {meta_version}")

@@ -53,7 +53,7 @@ class VelaFile:
     """The contents of a file written by Vela.
 
     Attributes:
-        programs: Programs to run in order on one arena.
+        programs: Command streams to run in order. All use one arena.
         region_bytes: Sizes of the regions to allocate, by number.
     """
 

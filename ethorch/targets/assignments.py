@@ -35,7 +35,7 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
         if field not in names:
             raise unknown_name("setting", field, names)
         if dot and field not in TABLES:
-            raise SpecError(f"--set is {word!r}, but {field} is not a table. Tables are {' and '.join(TABLES)}.")
+            raise SpecError(f"--set is {word!r}, but {field} is not a table of settings. Use {' or '.join(TABLES)}.")
         value = _parse_value(text.strip())
         if not dot:
             if field in changes and changes[field] != value:

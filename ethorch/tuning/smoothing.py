@@ -1,8 +1,8 @@
 """Move outliers of activations into weights.
 
-Channels with large values are divided in a norm and multiplied in the layers that read them. The factors are folded into
-parameters, so neither the model's function nor its cost changes (SmoothQuant, Xiao et al. 2022). For each activation, the strength
-that minimizes the error of the layers is selected (AWQ, Lin et al. 2023).
+Channels with large values are divided by factors in a norm, and multiplied by them in the layers that read it. The factors are
+folded into parameters, so neither the model's function nor its cost changes (SmoothQuant, Xiao et al. 2022). For each activation,
+the strength that minimizes the error of the layers is selected (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations

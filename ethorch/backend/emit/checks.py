@@ -14,7 +14,7 @@ from ethorch.support.errors import Reason
 def set_values(module: GraphModule) -> Reason | None:
     """Set ``meta["val"]`` of the nodes that prepare_pt2e and convert_pt2e inserted.
 
-    Return the reason if a value cannot be derived, e.g. because of control flow, or None.
+    Return None, or the reason if a value cannot be derived (e.g. because of control flow).
     """
     for node in module.graph.nodes:
         if is_control_flow(node):

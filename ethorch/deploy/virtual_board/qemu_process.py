@@ -1,4 +1,4 @@
-"""A QEMU process with its sockets and the file of the board's DRAM."""
+"""A QEMU process with its sockets and the file that contains the board's DRAM."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Semihost:
         self._instructions, self._clock_hz = instructions, clock_hz
 
     def call(self, operation: int, parameter: int) -> int | Exit:
-        """Execute an operation and return the new value of R0, or Exit."""
+        """Execute an operation. Return the new value of R0, or an ``Exit`` if the program ends."""
         if operation == _EXIT:
             return Exit(0 if parameter == _APPLICATION_EXIT else 1)
         if operation == _EXIT_EXTENDED:

@@ -93,7 +93,7 @@ def export_module(
         any_batch: Whether to make the first dimension of each input dynamic if possible.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, if the sequence of a recurrent layer is too long.
+        QuantizationError: The sequence of a recurrent layer is too long (``recurrent.steps``).
         UserCodeError: The module does not run or cannot be exported. The message contains the user's source line.
     """
     try:

@@ -86,7 +86,7 @@ def is_very_wide(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated(r: Rewriter, op: Op) -> bool:
-    """Return True if a dilation exceeds 2. Vela splits such a convolution into several convolutions."""
+    """Return True if the convolution's dilation exceeds 2 along an axis. Vela splits it into several convolutions."""
     return any(dilation > 2 for dilation in op.attrs["dilation"])
 
 

@@ -23,7 +23,7 @@ _STREAMS = ("WEIGHT", "SCALE")
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` transfers (if ``is_dma``) or kernels are unfinished."""
+    """A command that waits until at most ``count`` transfers (if ``is_dma``) or kernels are outstanding."""
 
     is_dma: bool
     count: int

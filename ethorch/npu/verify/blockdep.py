@@ -134,7 +134,7 @@ def _ifm_job(facts: Facts) -> Size:
 
 
 def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
-    """Return the first or last ``most`` jobs (blocks) of a box, ordered by row, column, channel."""
+    """Return at most ``most`` jobs (blocks) from the start or end of a box, in order of row, column and channel."""
     rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
     count = rows * columns * slices
     numbers = range(max(0, count - most), count) if from_end else range(min(count, most))
