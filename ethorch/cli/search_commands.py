@@ -37,7 +37,7 @@ def explore(
     ] = None,
     jobs: Annotated[int | None, option(help="Number of worker processes [one per CPU].", min=1)] = None,
 ) -> Answer:
-    """Compile a model with every combination of settings, and compare the results. Exit status 3: no variant meets the budgets."""
+    """Compile a model with every combination of settings. Exit status 3: no variant meets the budgets."""
     from ethorch.program.saving import check_folder
     from ethorch.targets.assignments import parse_axes
 
@@ -67,7 +67,7 @@ def tune(
     choices: options.Choices,
     goal: Annotated[
         str,
-        option(help="Goal: accuracy, flash, cycles, or the minimum value of --metric [accuracy].", metavar="GOAL"),
+        option(help="Goal: accuracy, flash, cycles or minimum --metric [accuracy].", metavar="GOAL"),
     ] = "accuracy",
     metric: Annotated[str | None, option(help="Function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
     recipe: Annotated[
@@ -79,9 +79,9 @@ def tune(
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: the goal is missed.
+    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: goal missed.
 
-    For the goal accuracy, but without -o, --metric and --min-sqnr-db, print the sensitivity of each module.
+    The goal accuracy without -o, --metric and --min-sqnr-db prints the sensitivity of each module.
     """
     from ethorch.program.saving import check_writable, describe_saved
 
