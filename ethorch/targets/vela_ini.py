@@ -162,6 +162,10 @@ class VelaConfig:
         seen: list[str] = []
         while section not in seen:
             values = self.sections.get(section)
+            if values is None and not seen:
+                kind, _, name = section.partition(".")
+                names = [other.removeprefix(f"{kind}.") for other in self.sections if other.startswith(f"{kind}.")]
+                raise unknown_name(kind.replace("_", " ").lower(), name, names)
             if values is None:
                 raise SpecError(f"section {seen[-1]!r} in {', '.join(self.names)} inherits from unknown {section!r}.")
             if key in values:

@@ -278,6 +278,11 @@ def test_broken_ini(tmp_path, old, new, words):
         EthosUCompileSpec(U55, "My_Board", "Small", config_ini=str(ini))
 
 
+def test_unknown_system_configs_are_named():
+    with pytest.raises(SpecError, match="unknown system config 'My_Board'"):
+        vela_ini.load(["Arm/vela.ini"]).port_scales("My_Board")
+
+
 def test_missing_ini(tmp_path):
     with pytest.raises(SpecError, match=r"was not found. Searched .*config_files/Arm/mine.ini.*Vela's: Arm/vela.ini"):
         EthosUCompileSpec(U55, config_ini="Arm/mine.ini")

@@ -73,7 +73,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
         raise EthorchError(f"{place} has no key {_ROOT!r}. Pass the NAME.cbuild-mlops.yml written by `cbuild setup`.")
     npu, vela, model, processor = (_node(root, key, place) for key in ("npu", "vela", "model", "processor"))
     options, flags = _options(str(vela.get("options") or ""), place)
-    flags = (*flags, *shlex.split(str(vela.get("misc") or "")))
+    flags = (*flags, *_split(str(vela.get("misc") or ""), "misc", place))
     target = _target(npu, options.get("target"), place)
     ini, clayer = vela.get("ini"), model.get("clayer")
     name = re.sub(r"[^a-z0-9]+", "_", str(model.get("name") or "model").lower()).strip("_")
@@ -101,13 +101,17 @@ def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
     return node
 
 
+def _split(text: str, key: str, place: Path) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise EthorchError(f"{place}: cannot parse vela.{key} {text!r}: {error}.") from None
+
+
 def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     options: dict[str, str] = {}
     others: list[str] = []
-    try:
-        words = iter(shlex.split(text))
-    except ValueError as error:
-        raise EthorchError(f"{place}: cannot parse vela.options {text!r}: {error}.") from None
+    words = iter(_split(text, "options", place))
     for word in words:
         flag, equals, value = word.partition("=")
         if flag not in _VALUED:

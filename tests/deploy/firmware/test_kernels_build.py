@@ -90,6 +90,7 @@ def test_calls_without_a_kernel_are_refused_with_their_name_and_a_remedy() -> No
         "firmware.dynamic_shape": _call("aten::exp.out", _tensor("float32", 2, dynamism=1), x),
         "firmware.arguments": _call("aten::exp.out", x),
         "firmware.shape": _call("aten::alias_copy.out", x, _tensor("float32", 3)),
+        "firmware.roll": _call("aten::roll.out", x, Value("int[]", items=()), Value("int[]", items=()), x),
     }
     for id, reason in refusals.items():
         assert isinstance(reason, Reason) and reason.id == id

@@ -62,6 +62,8 @@ def test_the_ini_is_relative_to_the_file_and_the_accelerator_says_the_npu(tmp_pa
         ("cbuild-mlops: {npu: {type: Ethos-U85}}", SpecError, "got 'Ethos-U85' and None"),
         ("cbuild-mlops: {npu: {type: Ethos-U95, macs: 128}}", SpecError, "ethos-u95-128"),
         ("cbuild-mlops: {vela: {options: --memory-mode}}", EthorchError, "expected a value for --memory-mode"),
+        ("cbuild-mlops: {vela: {options: '\"a'}}", EthorchError, "cannot parse vela.options"),
+        ("cbuild-mlops: {npu: {type: Ethos-U55, macs: 128}, vela: {misc: '\"a'}}", EthorchError, "cannot parse vela.misc"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, error: type[Exception], words: str, tmp_path: Path) -> None:

@@ -158,6 +158,10 @@ def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
 @kernel("aten::roll.out")
 def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
     """out = x.roll(shifts, dims), as 2^n copies for n rolled axes."""
+    if not dims:
+        raise Refused(
+            "roll", "expected dims for roll, got none", "Flatten the tensor in the model, roll dim 0, and reshape the result."
+        )
     parts = [(x, out)]
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[x.axis(dim)]
