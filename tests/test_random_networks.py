@@ -58,7 +58,10 @@ def test_many() -> None:
 
 
 #: Seeds of networks whose optimized commands the verifier once rejected.
-REJECTED = (149, 223, 235, 320, 1110, 4336, 4591, 4757, 5294, 5552, 6619, 6672, 9575, 10268, 10319, 13442, 13793, 16303, 16365)
+REJECTED = (
+    76, 149, 223, 235, 320, 1110, 4336, 4591, 4757, 5294, 5552, 6619, 6672, 9575, 10268, 10319, 10510, 13442, 13793, 15079, 15085,
+    16303, 16365,
+)  # fmt: skip
 
 
 @pytest.mark.long

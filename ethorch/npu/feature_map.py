@@ -134,6 +134,20 @@ class FeatureMap:
             extents.append((low, tile.base + sum(max(step, 0) for step in reach) + channels))
         return extents
 
+    def addresses(self) -> Array:
+        """Return the address of each element as int64 [H, W, C]."""
+        channels = np.arange(self.depth)
+        if self.bricks:
+            offsets = channels // BRICK * self.strides[2] + channels % BRICK * self.dtype.itemsize
+        else:
+            offsets = channels * self.dtype.itemsize
+        addresses = np.empty(self.shape, np.int64)
+        for tile in self.tiles:
+            rows, columns = np.arange(tile.height)[:, None, None], np.arange(tile.width)[:, None]
+            box = tile.base + rows * self.strides[0] + columns * self.strides[1] + offsets
+            addresses[tile.y : tile.y + tile.height, tile.x : tile.x + tile.width] = box
+        return addresses
+
     def views(self, memory: Bytes) -> list[View]:
         """Return views of the tiles in the memory of a region.
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.npu.arrays import Bytes
+from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.feature_map import FeatureMap, read_rows, write_rows
 from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir.image import CONSTANTS, Place
+from ethorch.npu.ir.moves import find_move
 from ethorch.npu.ir.stream import Op
 from ethorch.npu.memory import Access, Span
 from ethorch.npu.runs import Run
@@ -79,6 +80,13 @@ class LabelMemory:
             target.fill(_UNWRITTEN)
             target[: len(labels)] = labels  # the constants may end before the last bytes of a transfer
             return ()
+        move = find_move(op)
+        if move is not None:
+            box = self.read(move.source)
+            scaled = _scale(move.target)
+            views = scaled.views(self.regions[move.target.region].view(np.uint8))
+            write_rows(views, 0, box.view(scaled.dtype).transpose(move.axes))
+            return ()
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
         for access in op.prepared.reads:
@@ -105,10 +113,14 @@ class LabelMemory:
     def digest(self, access: Access) -> str:
         if isinstance(access, Span):
             return self.digest_span(access.region, access.base, access.base + access.size_bytes)
-        scaled = _scale(access)
+        return _digest(self.read(access))
+
+    def read(self, fm: FeatureMap) -> Array:
+        """Return the labels of a map [H, W, C]."""
+        scaled = _scale(fm)
         box = np.empty(scaled.shape, scaled.dtype)
-        read_rows(scaled.views(self.regions[access.region].view(np.uint8)), 0, box)
-        return _digest(box)
+        read_rows(scaled.views(self.regions[fm.region].view(np.uint8)), 0, box)
+        return box
 
     def digest_span(self, region: int, low: int, high: int) -> str:
         return _digest(self.regions[region][low:high])

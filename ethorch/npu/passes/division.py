@@ -38,7 +38,8 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
-    apart, lifetimes = separate(stream)
+    separation = separate(stream)
+    apart, lifetimes = separation.stream, separation.lifetimes
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
 
     def rate(ops: Sequence[Op]) -> int:

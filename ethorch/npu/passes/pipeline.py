@@ -9,7 +9,7 @@ from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.dataflow import Dataflow
 from ethorch.npu.ir.encode import Encoded, encode_with_offsets
 from ethorch.npu.ir.image import Image
-from ethorch.npu.passes import allocation, attention, division, early_transfers, resident_weights
+from ethorch.npu.passes import allocation, attention, copy_elision, division, early_transfers, resident_weights
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.effect import PassEffect
 from ethorch.npu.verify import Rejection, decode_instructions, list_forms, trace_reference, verify_listing
@@ -26,7 +26,8 @@ class Pass:
 
 PIPELINE = (
     Pass("attention", attention.run),
-    Pass("resident-weights", resident_weights.run, after=("attention",), keeps_dataflow=True, most_ops=16_000),
+    Pass("copy-elision", copy_elision.run, after=("attention",), keeps_dataflow=True, most_ops=4_000),
+    Pass("resident-weights", resident_weights.run, after=("copy-elision",), keeps_dataflow=True, most_ops=16_000),
     Pass("early-transfers", early_transfers.run, after=("resident-weights",), keeps_dataflow=True, most_ops=16_000),
     Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True, most_ops=16_000),
     Pass("division", division.run, after=("allocation",), most_ops=4_000),

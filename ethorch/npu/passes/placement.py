@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.image import Place
@@ -20,8 +20,21 @@ def move_segments(stream: Stream, lifetimes: Lifetimes, moves: Sequence[int], si
     return replace(stream, ops=ops, image=replace(image, sizes={**image.sizes, **sizes}, inputs=inputs, outputs=outputs))
 
 
-def separate(stream: Stream) -> tuple[Stream, Lifetimes]:
-    """Return the stream with disjoint segments, and its lifetimes."""
+@dataclass(frozen=True)
+class Separation:
+    """A stream with disjoint segments.
+
+    Attributes:
+        moves: Bytes by which each segment was moved.
+    """
+
+    stream: Stream
+    lifetimes: Lifetimes
+    moves: Sequence[int]
+
+
+def separate(stream: Stream) -> Separation:
+    """Move the segments of a stream to disjoint addresses."""
     image = stream.image
     sizes = {region: size for region, size in image.sizes.items() if size}
     lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs)
@@ -34,7 +47,7 @@ def separate(stream: Stream) -> tuple[Stream, Lifetimes]:
         ends[segment.region] = high + move
         pieces = tuple(replace(piece, low=piece.low + move, high=piece.high + move) for piece in segment.pieces)
         segments.append(Segment(segment.region, segment.low + move, segment.high + move, pieces))
-    return move_segments(stream, lifetimes, moves, ends), replace(lifetimes, segments=segments, permits=[])
+    return Separation(move_segments(stream, lifetimes, moves, ends), replace(lifetimes, segments=segments, permits=[]), moves)
 
 
 def round_up(size: int) -> int:

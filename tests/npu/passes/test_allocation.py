@@ -192,7 +192,8 @@ def test_moved_buffers_require_no_further_waits(network: str, target: str) -> No
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 def test_separate_buffers_share_no_bytes(target: str) -> None:
     case = compile_case("attention", target)
-    apart, lifetimes = separate(decode(case.payload, case.image))
+    separation = separate(decode(case.payload, case.image))
+    apart, lifetimes = separation.stream, separation.lifetimes
     ranges = sorted((each.region, each.low, each.high) for each in lifetimes.segments)
     assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(ranges))
     assert simulate(encode(apart), apart.image, 1) == simulate(case.payload, case.image, 1)
@@ -202,7 +203,8 @@ def test_separate_buffers_share_no_bytes(target: str) -> None:
 def test_attention_part_by_part_needs_less_memory(target: str) -> None:
     case = compile_attention(target)
     before = decode(case.payload, case.image)
-    apart, lifetimes = separate(before)
+    separation = separate(before)
+    apart, lifetimes = separation.stream, separation.lifetimes
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
     windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, 0, 2_000)
     after = allocation.allocate(division.apply_windows(apart, windows)).stream
@@ -231,7 +233,8 @@ def test_the_passes_add_hardly_any_cycles(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_parts_do_not_reuse_bytes_in_another_layout() -> None:
     case = compile_attention("ethos-u85-256")
-    apart, lifetimes = separate(decode(case.payload, case.image))
+    separation = separate(decode(case.payload, case.image))
+    apart, lifetimes = separation.stream, separation.lifetimes
     tiler = Tiler(apart.ops, {region: size for region, size in apart.image.sizes.items() if size}, lifetimes.segments, -1)
     reader = next(op for op in apart.ops if op.name == "NPU_OP_CONV" and op.registers["IFM_REGION"])
     place = {"OFM_REGION": reader.registers["IFM_REGION"], "OFM_BASE0": reader.registers["IFM_BASE0"]}

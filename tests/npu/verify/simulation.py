@@ -20,6 +20,8 @@ def run(
 ) -> list[bytes] | None:
     """Return the outputs for random memory, or None if the simulator stops with a fault.
 
+    The inputs depend only on the seed, not on their addresses.
+
     Args:
         as_indices: True for inputs that contain small integers of 32 bits, such as tokens.
     """
@@ -30,9 +32,10 @@ def run(
         if size:
             regions[number] = rng.integers(0, 256, size, np.uint8)
     regions[INTERNAL] = rng.integers(0, 256, listing.npu.internal_bytes, np.uint8)
+    rng = np.random.default_rng(seed + 1)
     for region, low, high in image.inputs:
-        if as_indices:
-            regions[region][low:high] = np.resize(rng.integers(0, 8, (high - low) // 4 + 1, np.int32).view(np.uint8), high - low)
+        indices = rng.integers(0, 8, (high - low) // 4 + 1, np.int32).view(np.uint8)
+        regions[region][low:high] = np.resize(indices, high - low) if as_indices else rng.integers(0, 256, high - low, np.uint8)
     memory = Memory(regions, regions[0], Memo())
     try:
         for index in range(len(facts)) if order is None else order:

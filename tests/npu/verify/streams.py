@@ -71,6 +71,33 @@ class Classifier(nn.Module):
         return logits
 
 
+class Heads(nn.Module):
+    """Heads that are split, changed and joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.each, self.output = nn.Linear(16, 32), nn.Linear(16, 16), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).reshape(1, 12, 2, 16).transpose(1, 2)
+        result: torch.Tensor = self.output(torch.relu(self.each(heads)).transpose(1, 2).reshape(1, 12, 32))
+        return result
+
+
+class Joined(nn.Module):
+    """Tokens of an image after a constant token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Conv2d(3, 24, 2, 2), nn.Linear(24, 8)
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 24)), nn.Parameter(torch.randn(1, 17, 24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = torch.cat([self.token, self.embed(x).flatten(2).transpose(1, 2)], 1)
+        result: torch.Tensor = self.last(torch.relu(tokens + self.positions))
+        return result
+
+
 class Steps(nn.Module):
     """float[1, 8, 32] -> float[1, 48]: a recurrent layer over eight steps."""
 
@@ -85,7 +112,7 @@ class Steps(nn.Module):
 
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "blocks": (Blocks, (1, 3, 12, 12)), "attention": (Attention, (1, 12, 16)), "classifier": (Classifier, (1, 8, 18, 18)),
-    "steps": (Steps, (1, 8, 32)),
+    "steps": (Steps, (1, 8, 32)), "heads": (Heads, (1, 12, 16)), "joined": (Joined, (1, 3, 8, 8)),
 }  # fmt: skip
 
 

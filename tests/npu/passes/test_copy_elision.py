@@ -1,0 +1,132 @@
+"""Kernels that only move elements, and their removal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ethorch.npu.ir import Op, Stream, decode
+from ethorch.npu.ir.encode import encode
+from ethorch.npu.ir.moves import find_move
+from ethorch.npu.memo import Memo
+from ethorch.npu.memory import Memory
+from ethorch.npu.passes import copy_elision
+from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.pipeline import optimize
+from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
+from tests.npu.passes.streams import list_instructions, read_rates
+from tests.npu.verify.simulation import extreme_orders, run
+from tests.npu.verify.streams import Case, compile_case
+
+TARGETS = ["ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-128", "ethos-u85-256", "ethos-u85-1024"]
+NPUS = ["u55-128", "u85-256"]
+
+
+def remove_copies(network: str, target: str) -> tuple[Case, Stream, Stream | None]:
+    """Return a network's stream before and after the pass, which the verifier accepts."""
+    case = compile_case(network, target)
+    result = optimize(case.payload, case.image, Context(read_rates(target), passes=frozenset({"copy-elision"})))
+    assert result is None or not result.rejections
+    return case, decode(case.payload, case.image), result and result.stream
+
+
+def list_moves(stream: Stream) -> list[Op]:
+    return [op for op in stream.ops if find_move(op)]
+
+
+@pytest.mark.parametrize(
+    ("network", "target"),
+    [*(("heads", target) for target in TARGETS), *((name, f"ethos-{npu}") for name in ("attention", "joined") for npu in NPUS)],
+)
+def test_fewer_copies_save_cycles_and_change_no_byte(network: str, target: str) -> None:
+    case, before, after = remove_copies(network, target)
+    assert after is not None
+    assert len(list_moves(after)) < len(list_moves(before)) and len(after.ops) < len(before.ops)
+    context = Context(read_rates(target))
+    assert context.rate(after) < context.rate(before)
+    assert all(after.image.sizes[region] <= size for region, size in before.image.sizes.items())
+    assert context.rate(decode(encode(after), after.image)) == context.rate(after)
+    listing = list_instructions(after)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    assert expected is not None
+    assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_moves_are_what_the_simulator_executes(target: str) -> None:
+    count = 0
+    for network in ("attention", "heads", "joined", "blocks"):
+        case = compile_case(network, target)
+        for op in decode(case.payload, case.image).ops:
+            move = find_move(op)
+            if move is None:
+                continue
+            regions = {fm.region: 1 + max(high for _, high in fm.extents()) for fm in (move.source, move.target)}
+            random = np.random.default_rng(count)
+            memory = {n: random.integers(0, 256, 1 << 20, np.uint8) for n, _ in regions.items()}
+            expected = {n: content.copy() for n, content in memory.items()}
+            size = move.source.dtype.itemsize
+            for source, destination in zip(move.find_sources().ravel(), move.target.addresses().ravel(), strict=True):
+                expected[move.target.region][destination : destination + size] = memory[move.source.region][source : source + size]
+            op.prepared.run(Memory(memory, memory[move.source.region], Memo()))
+            assert all(np.array_equal(memory[n], expected[n]) for n in regions)
+            count += 1
+    assert count > 3
+
+
+def test_operations_that_compute_are_not_moves() -> None:
+    case = compile_case("heads", "ethos-u85-256")
+    move = list_moves(decode(case.payload, case.image))[0]
+    zero_point = move.registers["OFM_ZERO_POINT"]
+    assert find_move(move.copy(OFM_ZERO_POINT=zero_point + 1 & 0xFFFF)) is None
+    assert find_move(move.copy(ACTIVATION_MAX=100)) is None
+    assert find_move(move.copy(ACTIVATION=4)) is None
+    assert find_move(replace(move.copy(), name="NPU_OP_DEPTHWISE")) is None
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_readers_of_a_source_that_is_overwritten_compute_the_same(target: str) -> None:
+    """After each move, an operation writes other values to the move's source."""
+    _, before, _ = remove_copies("heads", target)
+    count = 0
+    for position, op in enumerate(before.ops):
+        move = find_move(op)
+        writers = [
+            other for other in before.ops[:position] if move and any(run.low == move.source.bases[0] for run in other.writes)
+        ]
+        if not writers:
+            continue
+        zero_point = writers[-1].registers["OFM_ZERO_POINT"] + 3 & 0xFFFF
+        other = replace(writers[-1].copy(OFM_ZERO_POINT=zero_point), key=before.new_key(), before=None)
+        ops = [*before.ops[: position + 1], other, *before.ops[position + 1 :]]
+        changed = replace(before, ops=[replace(op, before=None) for op in ops])
+        after = copy_elision.run(changed, Context(read_rates(target)))
+        if after is not None:
+            assert run(list_instructions(after), after.image, 0) == run(list_instructions(changed), changed.image, 0)
+            count += 1
+    assert count
+
+
+def test_the_verifier_follows_moves() -> None:
+    """A reader whose map begins elsewhere reads other elements."""
+    case, _, after = remove_copies("heads", "ethos-u85-256")
+    assert after is not None
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    readers = [n for n, op in enumerate(after.ops) if op.registers.get("IFM_REGION") and op.name == "NPU_OP_CONV"]
+    for number in readers:
+        ops = list(after.ops)
+        ops[number] = ops[number].copy(IFM_BASE0=ops[number].registers["IFM_BASE0"] + 16)
+        listing = list_instructions(replace(after, ops=ops))
+        assert any(verify_listing(listing, after.image, reference=reference))
+    assert readers
+
+
+def test_the_pass_can_be_excluded() -> None:
+    case = compile_case("heads", "ethos-u85-256")
+    context = Context(read_rates("ethos-u85-256"))
+    result = optimize(case.payload, case.image, context)
+    assert result is not None and "copy-elision" in [effect.name for effect in result.effects]
+    other = optimize(case.payload, case.image, Context(context.regions, passes=frozenset({"allocation"})))
+    assert other is None or len(list_moves(other.stream)) == len(list_moves(other.before))
