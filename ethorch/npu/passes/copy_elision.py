@@ -177,6 +177,8 @@ class _Elision:
 
     def _redirect_reader(self, position: int, move: Move, reader: int, name: str) -> dict[str, int] | None:
         op = self.ops[reader]
+        if any(not read.in_memory for read in op.prepared.reads if isinstance(read, FeatureMap)):
+            return None  # BLOCKDEP of the kernel that starts a chain covers only the maps that this kernel reads
         fm = next(fm for fm in op.prepared.reads if isinstance(fm, FeatureMap) and fm.name == name)
         addresses: Ints | None = fm.addresses() if fm.region == move.target.region else None
         for _ in range(_MOST_LEVELS):
@@ -259,6 +261,8 @@ def _with_addresses(op: Op, fm: FeatureMap, addresses: Ints, place: FeatureMap) 
     if len(fm.tiles) != 1 or fm.dtype.itemsize != place.dtype.itemsize:
         return None
     for bricks in (fm.bricks, not fm.bricks):
+        if bricks and fm.name == "OFM" and fm.depth % BRICK and not place.bricks:
+            continue  # the rest of the last brick may contain other data
         layout = _fit(addresses, fm.dtype.itemsize, bricks)
         if layout is not None:
             base, (sy, sx, sc) = layout
