@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ethorch.npu.ir.stream import STOP, Op, Stream, write_words
+from ethorch.npu.ir.stream import STOP, Op, Stream, group_chains, write_words
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.registers import U55, U65, U85
 from ethorch.npu.runs import Run
@@ -50,12 +50,9 @@ def encode_with_offsets(stream: Stream) -> Encoded:
     state: dict[str, int] = {}
     words: list[int] = []
     offsets: dict[int, int] = {}
-    kernel: Op | None = None
+    blockdeps = derive_blockdeps(stream.ops)
     for op, waits in zip(stream.ops, derive_waits(stream.ops), strict=True):
-        registers = op.registers
-        if not op.is_dma:
-            registers = {**registers, "BLOCKDEP": derive_blockdep(kernel, op)}
-            kernel = op
+        registers = op.registers if op.is_dma else {**op.registers, "BLOCKDEP": blockdeps[op.key]}
         for name, raw in registers.items():
             if state.get(name, 0) != raw:
                 words += write_words(family, name, raw)
@@ -68,14 +65,24 @@ def encode_with_offsets(stream: Stream) -> Encoded:
     return Encoded(with_commands(stream.payload, words), offsets)
 
 
-def derive_blockdep(before: Op | None, op: Op) -> int:
-    """Return the decoded BLOCKDEP of ``op`` if it has one and its previous kernel, ``before``, is None or unchanged.
+def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
+    """Return BLOCKDEP of each kernel, by key. The kernels of a chain run together, and have the same value.
 
-    Otherwise, return 0 if ``op`` reads bytes that ``before`` writes, or else the maximum.
+    If the kernels of a chain and the kernel before it have their decoded order, the values are the decoded ones. Otherwise, they
+    are 0 if the chain reads bytes that the kernel before it writes, or else the maximum.
     """
-    if op.before is not None and (before is None or before.key == op.before):
-        return op.registers["BLOCKDEP"]
-    return 0 if before is not None and _overlap(before.writes, op.reads) else MOST_BLOCKDEP[op.npu.family]
+    blockdeps: dict[int, int] = {}
+    before: Op | None = None
+    for group in group_chains(ops):
+        chain = [op for op in group if not op.is_dma]
+        earlier = [before, *chain[:-1]]
+        if all(op.before is not None and (b is None or b.key == op.before) for b, op in zip(earlier, chain, strict=False)):
+            blockdeps.update((op.key, op.registers["BLOCKDEP"]) for op in chain)
+        else:
+            has_conflict = before is not None and any(_overlap(before.writes, op.reads) for op in chain)
+            blockdeps.update((op.key, 0 if has_conflict else MOST_BLOCKDEP[op.npu.family]) for op in chain)
+        before = chain[-1] if chain else before
+    return blockdeps
 
 
 def derive_waits(ops: Sequence[Op]) -> list[list[Wait]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from ethorch.npu import ops, stream
+from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
 from ethorch.npu.ir.image import Image
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.prepared import PREPARE, Prepared
@@ -120,6 +121,20 @@ class Stream:
     def new_key(self) -> int:
         """Return a new, negative key. Decrease it by one for further operations."""
         return min([0, *(op.key for op in self.ops)]) - 1
+
+
+def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
+    """Group the kernels of each chain, including the transfers between them."""
+    groups: list[list[Op]] = []
+    is_open = False
+    for op in ops:
+        if is_open:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+        if not op.is_dma:
+            is_open = op.values.get("OFM_PRECISION.storage", 0) in (STORAGE_CHAINED, STORAGE_NONE)
+    return groups
 
 
 @cache

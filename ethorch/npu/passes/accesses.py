@@ -121,6 +121,18 @@ def _view(labels: Labels, unit: int, block: Block) -> Labels:
         raise MachineFault(f"a tile of {block.shape} bytes at offset {block.base:#x} exceeds its space.") from error
 
 
+def find_labels(views: Iterable[Labels]) -> set[int]:
+    """Return the labels that occur in views."""
+    labels: set[int] = set()
+    for view in views:
+        low, high = int(view.min()), int(view.max())
+        if low == high:
+            labels.add(low)
+        else:
+            labels.update((low + np.flatnonzero(np.bincount((view - low).ravel()))).tolist())
+    return labels
+
+
 def list_reads(op: Op, regions: Collection[int]) -> list[Access]:
     return _list_accesses(op.prepared, op.reads, regions, writes=False)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ethorch.npu.cycles import estimate
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.encode import has_conflict
+from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.allocation import allocate, count_bytes
 from ethorch.npu.passes.context import Context
-from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 

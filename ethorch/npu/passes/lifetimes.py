@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
 from ethorch.npu.ir import Op
 from ethorch.npu.ir.encode import MOST_KERNELS, MOST_TRANSFERS, derive_waits
 from ethorch.npu.ir.image import Place
-from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, Labels, is_in_place, list_reads, list_writes
+from ethorch.npu.ir.stream import group_chains
+from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, find_labels, is_in_place, list_reads, list_writes
 from ethorch.npu.passes.segments import Permit, Segment, Value, find_clashes, merge_pieces
 
 _UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
@@ -111,12 +109,12 @@ class _Tracker:
         if region not in self.sizes or low >= high:
             return -1
         views = self.labels.views(region, [Block.of_span(low, high)])
-        return self._use(self._find_labels(views), region, ((low, high),), self.end)
+        return self._use(find_labels(views) - {_UNWRITTEN}, region, ((low, high),), self.end)
 
     def _read(self, access: Access, time: int, position: int) -> int:
         ranges = tuple((run.low, run.high) for run in access.runs)
         views = self.labels.views(access.region, access.blocks)
-        value = self._use(self._find_labels(views), access.region, ranges, time)
+        value = self._use(find_labels(views) - {_UNWRITTEN}, access.region, ranges, time)
         for view in views:
             if self.values[value].ranges == list(ranges) and not self.values[value].reads:  # bytes that nothing wrote
                 view[...] = value
@@ -127,7 +125,7 @@ class _Tracker:
         value = self._create(access.region, [(run.low, run.high) for run in access.runs], first, last)
         self.values[value].writer = op = self.ops[position]
         views = self.labels.views(access.region, access.blocks)
-        replaced = self._find_labels(views)
+        replaced = find_labels(views) - {_UNWRITTEN}
         if access.is_partial and replaced:  # other bytes remain
             self._join(self._use(replaced, access.region, self.values[value].ranges, last), value)
         elif len(replaced) == 1 and not op.is_dma and self._is_repetition(self.values[min(replaced)], self.values[value]):
@@ -162,16 +160,6 @@ class _Tracker:
         low, high = self.hulls[root]
         self.hulls[root] = min([low, *(n for n, _ in ranges)]), max([high, *(n for _, n in ranges)])
         return first
-
-    def _find_labels(self, views: Sequence[Labels]) -> set[int]:
-        labels: set[int] = set()
-        for view in views:
-            low, high = int(view.min()), int(view.max())
-            if low == high:
-                labels.add(low)
-            else:
-                labels.update((low + np.flatnonzero(np.bincount((view - low).ravel()))).tolist())
-        return labels - {_UNWRITTEN}
 
     def _root(self, value: int) -> int:
         while self.parents[value] != value:
@@ -213,20 +201,6 @@ class _Tracker:
         accesses = {key: find_number(value) for key, value in self.owners.items()}
         ordered = sorted(permits, key=lambda p: (p.first, p.second, p.time, p.offset))
         return Lifetimes(segments, ordered, accesses, [find_number(v) for v in before], [find_number(v) for v in after], self.end)
-
-
-def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
-    """Group the kernels of each chain, including the transfers between them."""
-    groups: list[list[Op]] = []
-    is_open = False
-    for op in ops:
-        if is_open:
-            groups[-1].append(op)
-        else:
-            groups.append([op])
-        if not op.is_dma:
-            is_open = op.values.get("OFM_PRECISION.storage", 0) in (STORAGE_CHAINED, STORAGE_NONE)
-    return groups
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ethorch.npu.ir import Op
 from ethorch.npu.ir.image import Image
-from ethorch.npu.passes.lifetimes import find_lifetimes, group_chains
+from ethorch.npu.ir.stream import group_chains
+from ethorch.npu.passes.lifetimes import find_lifetimes
 
 GRANULE = 16  # bytes, alignment of transfers and weights (npu-reference 7)
 

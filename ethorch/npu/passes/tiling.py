@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.npu.ir import Op
+from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.passes.accesses import Access, CoarseLabels, list_reads, list_writes
 from ethorch.npu.passes.layouts import WHOLE, place_parts, with_layout
-from ethorch.npu.passes.lifetimes import group_chains
 from ethorch.npu.passes.segments import Segment
 from ethorch.npu.passes.split import DEPTH, HEIGHT, WIDTH, split
 from ethorch.npu.passes.tables import drop_transfers

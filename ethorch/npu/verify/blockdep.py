@@ -11,6 +11,7 @@ from ethorch.npu.arithmetic import ceil_div
 from ethorch.npu.feature_map import BRICK, FeatureMap
 from ethorch.npu.registers import U55, U65, U85
 from ethorch.npu.verify import blocks_u85, shram
+from ethorch.npu.verify.chains import is_chained, read_operands
 from ethorch.npu.verify.instruction import Facts, Instruction, reject
 from ethorch.npu.verify.rejection import Rejection
 from ethorch.npu.window import Window
@@ -22,19 +23,23 @@ Box = tuple[Size, Size]  # first and end coordinate: row, column, channel
 
 
 def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Facts]) -> Iterator[Rejection]:
+    """Check each kernel against the previous one. The kernels of a chain run together, after the kernel before the chain."""
     earlier: Facts | None = None
+    latest: Facts | None = None
     for index, (instruction, facts) in enumerate(zip(instructions, all_facts, strict=True)):
         if any(not wait.is_dma and wait.count == 0 for wait in instruction.waits):
-            earlier = None
+            earlier = latest = None
         if facts.is_dma:
             continue
+        if not any(is_chained(facts, operand) for operand in read_operands(facts)):
+            earlier = latest
         most = MOST_BLOCKDEP[facts.npu.family]
         blockdep = facts.values["BLOCKDEP"]
         if blockdep and earlier is not None:
             most = min(most, largest_blockdep(earlier, facts))
         if blockdep > most:
             yield reject(facts, index, "blockdep", "BLOCKDEP", blockdep, f"0 to {most}")
-        earlier = facts
+        latest = facts
 
 
 def largest_blockdep(first: Facts, second: Facts) -> int:

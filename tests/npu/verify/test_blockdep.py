@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ethorch.npu.feature_map import FeatureMap
-from ethorch.npu.ir import Op, decode
-from ethorch.npu.verify import shram
+from ethorch.npu.ir import Op, decode, encode
+from ethorch.npu.ir.encode import has_conflict
+from ethorch.npu.verify import shram, verify
 from ethorch.npu.verify.blockdep import MOST_BLOCKDEP, Box, _ifm_job, largest_blockdep, list_jobs
 from ethorch.npu.verify.instruction import describe
 from tests.npu.verify.streams import compile_case
@@ -88,3 +90,21 @@ def test_a_strided_slice_can_start_early() -> None:
     first = with_layouts(pool, (16, 32, 8, 256, 8, 1 << 16), written)
     second = with_layouts(pool, read, (8, 16, 8, 128, 8, 1 << 17))
     assert largest_blockdep(describe(first), describe(second)) == find_largest_by_bytes(first, second) == 3
+
+
+def test_a_chain_waits_for_what_its_later_kernels_read() -> None:
+    """The last kernel of a chain reads the result of the kernel before the chain."""
+    case = compile_case("steps", "ethos-u85-256")
+    stream = decode(case.payload, case.image)
+    kernels = [op for op in stream.ops if not op.is_dma]
+    _, *chain = next(
+        group for group in zip(kernels, kernels[1:], kernels[2:], strict=False)
+        if "OFM" not in {access.name for access in group[1].prepared.writes if isinstance(access, FeatureMap) and access.in_memory}
+        and has_conflict(group[0], group[2]) and not has_conflict(group[0], group[1])
+    )  # fmt: skip
+    assert [op.registers["BLOCKDEP"] for op in chain] == [0, 0]
+    raised = [op.copy(BLOCKDEP=7) if op.key in {chain[0].key, chain[1].key} else op for op in stream.ops]
+    rejection = next(iter(verify(encode(replace(stream, ops=raised)), case.image)))
+    assert (rejection.rule, rejection.index, rejection.found) == ("blockdep", stream.ops.index(chain[1]), 7)
+    new = [replace(op, before=None) if op.key == chain[0].key else op for op in raised]
+    assert verify(encode(replace(stream, ops=new)), case.image) == []
