@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        A contiguous transfer copies labels and has no digest, because it may read unused bytes after a tensor.
+        Moves and contiguous transfers copy labels and have no digest. A transfer may read unused bytes after a tensor.
         """
         form = op.prepared.form
         if isinstance(form, Copy):

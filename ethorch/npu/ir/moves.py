@@ -57,15 +57,12 @@ def find_move(op: Op) -> Move | None:
 def _preserves(source: FeatureMap, stage: OutputStage, scaling: Scaling | None) -> bool:
     """Return True if the output stage preserves each value of the source."""
     clamp = stage.activation.clamp
-    if source.dtype.itemsize > _WIDEST or (scaling is not None and np.ndim(scaling.shift)):
+    if source.dtype.itemsize > _WIDEST:
         is_free = clamp is None or (clamp[0] <= source.value_range[0] and source.value_range[1] <= clamp[1])
-        return source.dtype == stage.ofm.dtype and source.zero_point == stage.ofm.zero_point and is_free and _is_identity(scaling)
+        is_same = (source.dtype, source.zero_point) == (stage.ofm.dtype, stage.ofm.zero_point)
+        return is_free and is_same and scaling is not None and scaling.is_identity
     key = None if scaling is None else (int(scaling.multiplier), int(scaling.shift), scaling.rounding, scaling.double)
     return _preserves_values(source.dtype, stage.ofm.dtype, source.zero_point, stage.ofm.zero_point, clamp, key)
-
-
-def _is_identity(scaling: Scaling | None) -> bool:
-    return scaling is None or scaling.is_identity
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from ethorch.npu.ir.image import Image
 from ethorch.npu.passes import allocation, attention, copy_elision, division, early_transfers, resident_weights
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.effect import PassEffect
-from ethorch.npu.verify import Rejection, decode_instructions, list_forms, trace_reference, verify_listing
+from ethorch.npu.verify import Rejection, collect_forms, decode_instructions, trace_reference, verify_listing
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[
     keeps = [stage.keeps_dataflow for stage, _ in steps]
     original = decode_instructions(payload)
     reference = trace_reference(original, image) if all(keeps) else None
-    vela_forms = frozenset(form for facts in original.facts() if facts.prepared is not None for form in list_forms(facts))
+    vela_forms = collect_forms(original.facts())
     rejections = _verify(encoded, stream, reference, vela_forms)
     if not rejections:
         return optimized

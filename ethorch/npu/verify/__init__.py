@@ -11,14 +11,24 @@ from ethorch.npu.verify import blocks_u85, shram
 from ethorch.npu.verify.addresses import check_addresses
 from ethorch.npu.verify.blockdep import check_blockdep
 from ethorch.npu.verify.chains import check_chains
-from ethorch.npu.verify.forms import check_forms, list_forms
+from ethorch.npu.verify.forms import check_forms, collect_forms
 from ethorch.npu.verify.instruction import Facts, Instruction, Listing, decode_instructions, reject
 from ethorch.npu.verify.reference import check_dataflow, trace_reference
 from ethorch.npu.verify.rejection import Rejection
 from ethorch.npu.verify.values import check_values
 from ethorch.npu.verify.waits import check_waits
 
-__all__ = ["Image", "Listing", "Rejection", "decode_instructions", "list_forms", "trace_reference", "verify", "verify_listing"]
+__all__ = [
+    "Image",
+    "Listing",
+    "Rejection",
+    "check_operation",
+    "collect_forms",
+    "decode_instructions",
+    "trace_reference",
+    "verify",
+    "verify_listing",
+]
 
 
 def verify(payload: bytes, image: Image, reference: Dataflow | None = None) -> list[Rejection]:

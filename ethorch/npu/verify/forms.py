@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -72,6 +72,10 @@ def check_forms(facts: Facts, index: int, vela_forms: frozenset[str]) -> Iterato
 def load_forms(family: str) -> frozenset[str]:
     path = Path(__file__).parent / f"forms_{family}.txt"
     return frozenset(path.read_text("utf-8").splitlines())
+
+
+def collect_forms(all_facts: Iterable[Facts]) -> frozenset[str]:
+    return frozenset(form for facts in all_facts if facts.prepared is not None for form in list_forms(facts))
 
 
 def list_forms(facts: Facts) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 
 from ethorch.npu.ir import Op, Stream, decode
 from ethorch.npu.ir.encode import encode
-from ethorch.npu.ir.moves import find_move
+from ethorch.npu.ir.moves import Move, find_move
 from ethorch.npu.memo import Memo
 from ethorch.npu.memory import Memory
 from ethorch.npu.passes import copy_elision
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
+from ethorch.support.errors import MachineFault
 from tests.npu.passes.streams import list_instructions, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
 from tests.npu.verify.streams import Case, compile_case
@@ -54,6 +56,18 @@ def test_fewer_copies_save_cycles_and_change_no_byte(network: str, target: str) 
     assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
 
 
+def assert_moves(op: Op, move: Move, seed: int) -> None:
+    """Check that the simulator copies each element."""
+    bytes_of = np.random.default_rng(seed)
+    memory = {fm.region: bytes_of.integers(0, 256, 1 << 20, np.uint8) for fm in (move.source, move.target)}
+    expected = {region: content.copy() for region, content in memory.items()}
+    size = move.source.dtype.itemsize
+    for source, destination in zip(move.find_sources().ravel(), move.target.addresses().ravel(), strict=True):
+        expected[move.target.region][destination : destination + size] = memory[move.source.region][source : source + size]
+    op.prepared.run(Memory(memory, memory[move.source.region], Memo()))
+    assert all(np.array_equal(memory[region], expected[region]) for region in memory)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_moves_are_what_the_simulator_executes(target: str) -> None:
     count = 0
@@ -61,19 +75,39 @@ def test_moves_are_what_the_simulator_executes(target: str) -> None:
         case = compile_case(network, target)
         for op in decode(case.payload, case.image).ops:
             move = find_move(op)
-            if move is None:
-                continue
-            regions = {fm.region: 1 + max(high for _, high in fm.extents()) for fm in (move.source, move.target)}
-            random = np.random.default_rng(count)
-            memory = {n: random.integers(0, 256, 1 << 20, np.uint8) for n, _ in regions.items()}
-            expected = {n: content.copy() for n, content in memory.items()}
-            size = move.source.dtype.itemsize
-            for source, destination in zip(move.find_sources().ravel(), move.target.addresses().ravel(), strict=True):
-                expected[move.target.region][destination : destination + size] = memory[move.source.region][source : source + size]
-            op.prepared.run(Memory(memory, memory[move.source.region], Memo()))
-            assert all(np.array_equal(memory[n], expected[n]) for n in regions)
-            count += 1
+            if move is not None:
+                assert_moves(op, move, count)
+                count += 1
     assert count > 3
+
+
+#: Registers that change what a pool computes, with values of which some preserve each element.
+REGISTERS = {
+    "IFM_ZERO_POINT": (0, 5, 0xFFFB), "OFM_ZERO_POINT": (0, 5, 0xFFFB), "ACTIVATION_MIN": (0, 0x8000, 0xFF80, 0xFF81),
+    "ACTIVATION_MAX": (127, 126, 255, 0x7FFF), "ACTIVATION": (0, 4), "KERNEL_STRIDE": (0, 1, 2), "IFM_UPSCALE": (0, 1),
+    "OFM_SCALE": (1, 2, 1 << 30 | 30 << 32, 1 << 16 | 16 << 32, 3 << 29 | 30 << 32), "KERNEL_HEIGHT_M1": (0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-512", "ethos-u85-256"])
+def test_moves_with_other_registers_are_what_the_simulator_executes(target: str) -> None:
+    case = compile_case("heads", target)
+    op = list_moves(decode(case.payload, case.image))[0]
+    numbers = random.Random(0)
+    counts = [0, 0]
+    for seed in range(400):
+        names = numbers.sample(sorted(REGISTERS), numbers.randrange(1, 5))
+        size = numbers.choice((0, 1)) << 2  # IFM_PRECISION.precision
+        precision = {name: op.registers[name] & ~(3 << 2) | size for name in ("IFM_PRECISION", "OFM_PRECISION")}
+        changed = op.copy(**precision, **{name: numbers.choice(REGISTERS[name]) for name in names})
+        try:
+            move = find_move(changed)
+        except MachineFault:
+            continue
+        counts[move is not None] += 1
+        if move is not None:
+            assert_moves(changed, move, seed)
+    assert min(counts) > 20
 
 
 def test_operations_that_compute_are_not_moves() -> None:
