@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ethorch.npu.arrays import Array, Bytes, Dtype
+from ethorch.npu.arrays import Array, Bytes, Dtype, Ints
 from ethorch.npu.stream import Operation
 from ethorch.support.errors import MachineFault
 
@@ -134,7 +134,7 @@ class FeatureMap:
             extents.append((low, tile.base + sum(max(step, 0) for step in reach) + channels))
         return extents
 
-    def addresses(self) -> Array:
+    def addresses(self) -> Ints:
         """Return the address of each element as int64 [H, W, C]."""
         channels = np.arange(self.depth)
         if self.bricks:

@@ -15,7 +15,7 @@ from ethorch.formats.payload import IoTensor
 from ethorch.npu import stream
 from ethorch.npu.cycles import Estimate
 from ethorch.npu.ir.image import Image, Place
-from ethorch.npu.ir.moves import find_move
+from ethorch.npu.ir.kernel_copies import find_kernel_copy
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import Optimized, optimize
 from ethorch.support.errors import MachineFault
@@ -104,10 +104,10 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 def _find_origins(optimized: Optimized) -> dict[int, int]:
     """Map operations to decoded operations, by key. A new operation maps to the operation that it replaces, or to the next one.
 
-    No operation replaces a removed move.
+    No operation replaces a removed copy.
     """
     remaining = {op.origin for op in optimized.stream.ops}
-    decoded = [op.key for op in optimized.before.ops if op.key in remaining or not find_move(op)]
+    decoded = [op.key for op in optimized.before.ops if op.key in remaining or not find_kernel_copy(op)]
     before = dict(pairwise(reversed(decoded)))
     following, origins = decoded[-1], {}
     for op in reversed(optimized.stream.ops):

@@ -16,7 +16,7 @@ from ethorch.npu.arrays import Array, Bytes
 from ethorch.npu.feature_map import FeatureMap, read_rows, write_rows
 from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir.image import CONSTANTS, Place
-from ethorch.npu.ir.moves import find_move
+from ethorch.npu.ir.kernel_copies import find_kernel_copy
 from ethorch.npu.ir.stream import Op
 from ethorch.npu.memory import Access, Span
 from ethorch.npu.runs import Run
@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        Moves and contiguous transfers copy labels and have no digest. A transfer may read unused bytes after a tensor.
+        Copies of kernels and contiguous transfers have no digest. A transfer may read unused bytes after a tensor.
         """
         form = op.prepared.form
         if isinstance(form, Copy):
@@ -80,12 +80,12 @@ class LabelMemory:
             target.fill(_UNWRITTEN)
             target[: len(labels)] = labels  # the constants may end before the last bytes of a transfer
             return ()
-        move = find_move(op)
-        if move is not None:
-            box = self.read(move.source)
-            scaled = _scale(move.target)
-            views = scaled.views(self.regions[move.target.region].view(np.uint8))
-            write_rows(views, 0, box.view(scaled.dtype).transpose(move.axes))
+        copy = find_kernel_copy(op)
+        if copy is not None:
+            box = self.read(copy.source)
+            scaled = _scale(copy.target)
+            views = scaled.views(self.regions[copy.target.region].view(np.uint8))
+            write_rows(views, 0, box.view(scaled.dtype).transpose(copy.axes))
             return ()
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []

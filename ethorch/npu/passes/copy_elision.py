@@ -1,4 +1,4 @@
-"""Remove kernels that only move elements: their readers or writers use other strides."""
+"""Remove kernels that only copy elements: their readers or writers use other strides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ethorch.npu.arrays import Ints
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, Stream
-from ethorch.npu.ir.moves import Move, find_move
+from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, find_labels, list_reads, list_writes
 from ethorch.npu.passes.allocation import allocate
@@ -21,27 +21,27 @@ from ethorch.npu.verify import check_operation, collect_forms
 from ethorch.npu.verify.instruction import describe
 
 _WORTH = 0.005  # minimum share of the cycles to save, because the extended lifetimes leave less memory to early transfers
-_MOST_ELEMENTS = 1 << 22  # of a moved map
+_MOST_ELEMENTS = 1 << 22  # of a copied map
 _MOST_COMPARISONS = 1 << 25  # of addresses in one attempt, in about a second
-_MOST_ATTEMPTS = 8  # to remove a subset of the moves
+_MOST_ATTEMPTS = 8  # to remove a subset of the copies
 _WORK = 4_000  # operations that all attempts may visit
-_MOST_LEVELS = 6  # successive moves that one change replaces
+_MOST_LEVELS = 6  # successive copies that one change replaces
 _HOST = -1  # position of the host as a writer or reader
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with fewer moves and cycles, within the limits of RAM, or None."""
-    moves = [position for position, op in enumerate(stream.ops) if find_move(op)]
-    if not moves:
+    """Return the stream with fewer copies and cycles, within the limits of RAM, or None."""
+    copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op)]
+    if not copies:
         return None
     apart, best, accepted = separate(stream), stream, set[int]()
-    groups = [moves]
+    groups = [copies]
     for _ in range(min(_MOST_ATTEMPTS, _WORK // len(stream.ops))):
         if not groups:
             break
         group = groups.pop()
         elision = _Elision(apart, {*accepted, *group})
-        elision.remove_moves()
+        elision.remove_copies()
         changed = _allocate(stream, apart, elision, context, context.rate(best)) if elision.removed else None
         if changed is not None:
             best, accepted = changed, elision.removed
@@ -93,7 +93,7 @@ class _Read:
 
 
 class _Elision:
-    """The removal of moves from a stream with disjoint segments.
+    """The removal of copies from a stream with disjoint segments.
 
     A round changes each operation at most once, so that the readers and writers found at its start remain valid.
     """
@@ -111,30 +111,30 @@ class _Elision:
         self.removed: set[int] = set()
         self.comparisons = _MOST_COMPARISONS
 
-    def remove_moves(self) -> None:
+    def remove_copies(self) -> None:
         count = -1
         while count < len(self.removed):
             count = len(self.removed)
             for remove in (self._redirect_readers, self._redirect_writers):
                 self._start_round()
-                for position, move in list(self.moves.items()):
+                for position, copy in list(self.copies.items()):
                     if position not in self.changed:
-                        remove(position, move)
+                        remove(position, copy)
 
     def _start_round(self) -> None:
-        """Find the readers and writers of each operation. Remove moves that no operation reads."""
+        """Find the readers and writers of each operation. Remove copies that no operation reads."""
         unread = {-1}
         while unread:
             self._trace()
             unread = {position for position in self.removable if position not in self.removed and not self.reads[position]}
             self.removed |= unread
         self.changed = set(self.removed)
-        self.moves = {}
+        self.copies = {}
         for position in sorted({*self.removable} - self.removed):
-            move = find_move(self.ops[position])
-            if move is not None and move.target.elements <= _MOST_ELEMENTS:
-                self.moves[position] = move
-        self.tables: dict[int, AddressTable] = {}  # from the target of a move to its source
+            copy = find_kernel_copy(self.ops[position])
+            if copy is not None and copy.target.elements <= _MOST_ELEMENTS:
+                self.copies[position] = copy
+        self.tables: dict[int, AddressTable] = {}  # from the target of a copy to its source
         self.overwritten: dict[int, int] = {}
 
     def _trace(self) -> None:
@@ -164,43 +164,43 @@ class _Elision:
     def _iterate(self, positions: Iterable[int]) -> Iterator[int]:
         return (position for position in positions if position not in self.removed)
 
-    def _redirect_readers(self, position: int, move: Move) -> None:
-        """Let the readers of a move read its source, or the source of an earlier move."""
+    def _redirect_readers(self, position: int, copy: KernelCopy) -> None:
+        """Let the readers of a copy read its source, or the source of an earlier copy."""
         changes: list[tuple[Op, int, str]] = []
         for user in self.reads[position]:
             if user.fm is None or not user.is_only or user.position in self.changed:
                 return
-            changed = self._redirect_reader(position, move, user.position, user.fm)
+            changed = self._redirect_reader(position, copy, user.position, user.fm)
             if changed is None or any(user.position == other for _, other, _ in changes):
                 return
             changes.append((changed, user.position, user.fm.name))
         self._apply(position, changes)
 
-    def _redirect_reader(self, position: int, move: Move, reader: int, fm: FeatureMap) -> Op | None:
+    def _redirect_reader(self, position: int, copy: KernelCopy, reader: int, fm: FeatureMap) -> Op | None:
         addresses = fm.addresses()
         for _ in range(_MOST_LEVELS):
-            self.comparisons -= fm.elements + move.target.elements * (position not in self.tables)
-            if move.source.region not in self.regions or move.source.dtype.itemsize != fm.dtype.itemsize or self.comparisons < 0:
+            self.comparisons -= fm.elements + copy.target.elements * (position not in self.tables)
+            if copy.source.region not in self.regions or copy.source.dtype.itemsize != fm.dtype.itemsize or self.comparisons < 0:
                 return None
             if position not in self.tables:
-                self.tables[position] = AddressTable(move.target, move.find_sources())
+                self.tables[position] = AddressTable(copy.target, copy.find_sources())
             found = self.tables[position].find(addresses)
             if found is None or self._find_overwriting(position) < self.chains[reader].stop:
                 return None
             addresses = found
-            changed = self._change(reader, fm, addresses, move.source)
+            changed = self._change(reader, fm, addresses, copy.source)
             if changed is not None or len(self.writers[position]) != 1:
                 return changed
             (position,) = self.writers[position]
-            if position in self.changed or position not in self.moves:
+            if position in self.changed or position not in self.copies:
                 return None
-            move = self.moves[position]
+            copy = self.copies[position]
         return None
 
-    def _redirect_writers(self, position: int, move: Move) -> None:
-        """Let the writers of a move's source write its target."""
+    def _redirect_writers(self, position: int, copy: KernelCopy) -> None:
+        """Let the writers of a copy's source write its target."""
         writers = self.writers[position]
-        if move.target.region not in self.regions or not writers or _HOST in writers or writers & self.changed:
+        if copy.target.region not in self.regions or not writers or _HOST in writers or writers & self.changed:
             return
         table: AddressTable | None = None
         changes: list[tuple[Op, int, str]] = []
@@ -209,12 +209,12 @@ class _Elision:
             if len(fms) != 1 or any(user.position != position for user in self.reads[writer]):
                 return
             (fm,) = fms
-            self.comparisons -= fm.elements + move.source.elements * (table is None)
-            if self.comparisons < 0 or fm.dtype.itemsize != move.source.dtype.itemsize or self._is_used(writer, position):
+            self.comparisons -= fm.elements + copy.source.elements * (table is None)
+            if self.comparisons < 0 or fm.dtype.itemsize != copy.source.dtype.itemsize or self._is_used(writer, position):
                 return
-            table = table or AddressTable(move.source, move.find_targets())
+            table = table or AddressTable(copy.source, copy.find_targets())
             addresses = table.find(fm.addresses())
-            changed = None if addresses is None else self._change(writer, fm, addresses, move.target)
+            changed = None if addresses is None else self._change(writer, fm, addresses, copy.target)
             if changed is None:
                 return
             changes.append((changed, writer, "OFM"))
@@ -229,7 +229,7 @@ class _Elision:
         return None
 
     def _apply(self, position: int, changes: Iterable[tuple[Op, int, str]]) -> None:
-        """Remove a move, and replace operations whose named map changed."""
+        """Remove a copy, and replace operations whose named map changed."""
         for op, other, name in changes:
             self.places.add((op.registers[f"{name}_REGION"], op.registers[f"{name}_BASE0"]))
             self.ops[other] = op
@@ -239,7 +239,7 @@ class _Elision:
         self.changed.add(position)
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the first later position that writes over values that a move reads, including unread bytes."""
+        """Return the first later position that writes over values that a copy reads, including unread bytes."""
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
@@ -249,7 +249,7 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if the chain of a writer reads a move's target, or later operations access it."""
+        """Return True if the chain of a writer reads a copy's target, or later operations access it."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]

@@ -1,4 +1,4 @@
-"""Kernels that only move elements, and their removal."""
+"""Kernels that only copy elements, and their removal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ethorch.npu.ir import Op, Stream, decode
 from ethorch.npu.ir.encode import encode
-from ethorch.npu.ir.moves import Move, find_move
+from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
 from ethorch.npu.memo import Memo
 from ethorch.npu.memory import Memory
 from ethorch.npu.passes import copy_elision
@@ -34,8 +34,8 @@ def remove_copies(network: str, target: str) -> tuple[Case, Stream, Stream | Non
     return case, decode(case.payload, case.image), result and result.stream
 
 
-def list_moves(stream: Stream) -> list[Op]:
-    return [op for op in stream.ops if find_move(op)]
+def list_copies(stream: Stream) -> list[Op]:
+    return [op for op in stream.ops if find_kernel_copy(op)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def list_moves(stream: Stream) -> list[Op]:
 def test_fewer_copies_save_cycles_and_change_no_byte(network: str, target: str) -> None:
     case, before, after = remove_copies(network, target)
     assert after is not None
-    assert len(list_moves(after)) < len(list_moves(before)) and len(after.ops) < len(before.ops)
+    assert len(list_copies(after)) < len(list_copies(before)) and len(after.ops) < len(before.ops)
     context = Context(read_rates(target))
     assert context.rate(after) < context.rate(before)
     assert all(after.image.sizes[region] <= size for region, size in before.image.sizes.items())
@@ -56,27 +56,27 @@ def test_fewer_copies_save_cycles_and_change_no_byte(network: str, target: str) 
     assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
 
 
-def assert_moves(op: Op, move: Move, seed: int) -> None:
+def assert_copies(op: Op, copy: KernelCopy, seed: int) -> None:
     """Check that the simulator copies each element."""
     bytes_of = np.random.default_rng(seed)
-    memory = {fm.region: bytes_of.integers(0, 256, 1 << 20, np.uint8) for fm in (move.source, move.target)}
+    memory = {fm.region: bytes_of.integers(0, 256, 1 << 20, np.uint8) for fm in (copy.source, copy.target)}
     expected = {region: content.copy() for region, content in memory.items()}
-    size = move.source.dtype.itemsize
-    for source, destination in zip(move.find_sources().ravel(), move.target.addresses().ravel(), strict=True):
-        expected[move.target.region][destination : destination + size] = memory[move.source.region][source : source + size]
-    op.prepared.run(Memory(memory, memory[move.source.region], Memo()))
+    size = copy.source.dtype.itemsize
+    for source, destination in zip(copy.find_sources().ravel(), copy.target.addresses().ravel(), strict=True):
+        expected[copy.target.region][destination : destination + size] = memory[copy.source.region][source : source + size]
+    op.prepared.run(Memory(memory, memory[copy.source.region], Memo()))
     assert all(np.array_equal(memory[region], expected[region]) for region in memory)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_moves_are_what_the_simulator_executes(target: str) -> None:
+def test_copies_are_what_the_simulator_executes(target: str) -> None:
     count = 0
     for network in ("attention", "heads", "joined", "blocks"):
         case = compile_case(network, target)
         for op in decode(case.payload, case.image).ops:
-            move = find_move(op)
-            if move is not None:
-                assert_moves(op, move, count)
+            copy = find_kernel_copy(op)
+            if copy is not None:
+                assert_copies(op, copy, count)
                 count += 1
     assert count > 3
 
@@ -90,9 +90,9 @@ REGISTERS = {
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-512", "ethos-u85-256"])
-def test_moves_with_other_registers_are_what_the_simulator_executes(target: str) -> None:
+def test_copies_with_other_registers_are_what_the_simulator_executes(target: str) -> None:
     case = compile_case("heads", target)
-    op = list_moves(decode(case.payload, case.image))[0]
+    op = list_copies(decode(case.payload, case.image))[0]
     numbers = random.Random(0)
     counts = [0, 0]
     for seed in range(400):
@@ -101,34 +101,34 @@ def test_moves_with_other_registers_are_what_the_simulator_executes(target: str)
         precision = {name: op.registers[name] & ~(3 << 2) | size for name in ("IFM_PRECISION", "OFM_PRECISION")}
         changed = op.copy(**precision, **{name: numbers.choice(REGISTERS[name]) for name in names})
         try:
-            move = find_move(changed)
+            copy = find_kernel_copy(changed)
         except MachineFault:
             continue
-        counts[move is not None] += 1
-        if move is not None:
-            assert_moves(changed, move, seed)
+        counts[copy is not None] += 1
+        if copy is not None:
+            assert_copies(changed, copy, seed)
     assert min(counts) > 20
 
 
-def test_operations_that_compute_are_not_moves() -> None:
+def test_operations_that_compute_are_not_copies() -> None:
     case = compile_case("heads", "ethos-u85-256")
-    move = list_moves(decode(case.payload, case.image))[0]
-    zero_point = move.registers["OFM_ZERO_POINT"]
-    assert find_move(move.copy(OFM_ZERO_POINT=zero_point + 1 & 0xFFFF)) is None
-    assert find_move(move.copy(ACTIVATION_MAX=100)) is None
-    assert find_move(move.copy(ACTIVATION=4)) is None
-    assert find_move(replace(move.copy(), name="NPU_OP_DEPTHWISE")) is None
+    copy = list_copies(decode(case.payload, case.image))[0]
+    zero_point = copy.registers["OFM_ZERO_POINT"]
+    assert find_kernel_copy(copy.copy(OFM_ZERO_POINT=zero_point + 1 & 0xFFFF)) is None
+    assert find_kernel_copy(copy.copy(ACTIVATION_MAX=100)) is None
+    assert find_kernel_copy(copy.copy(ACTIVATION=4)) is None
+    assert find_kernel_copy(replace(copy.copy(), name="NPU_OP_DEPTHWISE")) is None
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
 def test_readers_of_a_source_that_is_overwritten_compute_the_same(target: str) -> None:
-    """After each move, an operation writes other values to the move's source."""
+    """After each copy, an operation writes other values to the copy's source."""
     _, before, _ = remove_copies("heads", target)
     count = 0
     for position, op in enumerate(before.ops):
-        move = find_move(op)
+        copy = find_kernel_copy(op)
         writers = [
-            other for other in before.ops[:position] if move and any(run.low == move.source.bases[0] for run in other.writes)
+            other for other in before.ops[:position] if copy and any(run.low == copy.source.bases[0] for run in other.writes)
         ]
         if not writers:
             continue
@@ -143,7 +143,7 @@ def test_readers_of_a_source_that_is_overwritten_compute_the_same(target: str) -
     assert count
 
 
-def test_the_verifier_follows_moves() -> None:
+def test_the_verifier_follows_copies() -> None:
     """A reader whose map begins elsewhere reads other elements."""
     case, _, after = remove_copies("heads", "ethos-u85-256")
     assert after is not None
@@ -163,4 +163,4 @@ def test_the_pass_can_be_excluded() -> None:
     result = optimize(case.payload, case.image, context)
     assert result is not None and "copy-elision" in [effect.name for effect in result.effects]
     other = optimize(case.payload, case.image, Context(context.regions, passes=frozenset({"allocation"})))
-    assert other is None or len(list_moves(other.stream)) == len(list_moves(other.before))
+    assert other is None or len(list_copies(other.stream)) == len(list_copies(other.before))

@@ -1,4 +1,4 @@
-"""Kernels that move elements without changing them."""
+"""Kernels that copy elements without changing them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WIDEST = 2  # bytes of an element whose scaling is checked for each value
 
 
 @dataclass(frozen=True)
-class Move:
-    """A copy of a box.
+class KernelCopy:
+    """A copy of a box by a kernel.
 
     Attributes:
         axes: Axis of the source for each axis of the target.
@@ -38,8 +38,8 @@ class Move:
         return self.target.addresses().transpose(np.argsort(self.axes))
 
 
-def find_move(op: Op) -> Move | None:
-    """Return the move that a kernel performs, or None if it computes or its maps are chained."""
+def find_kernel_copy(op: Op) -> KernelCopy | None:
+    """Return the copy that a kernel performs, or None if it computes or its maps are chained."""
     if op.name != "NPU_OP_POOL":
         return None
     form = op.prepared.form
@@ -51,7 +51,7 @@ def find_move(op: Op) -> Move | None:
     is_plain = stage.input == ACC_RESET and not stage.keeps and stage.reverse < 0 and stage.activation.table is None
     if not is_plain or not source.in_memory or not stage.ofm.in_memory or source.dtype.itemsize != stage.ofm.dtype.itemsize:
         return None
-    return Move(source, stage.ofm, stage.transpose) if _preserves(source, stage, form.scaling) else None
+    return KernelCopy(source, stage.ofm, stage.transpose) if _preserves(source, stage, form.scaling) else None
 
 
 def _preserves(source: FeatureMap, stage: OutputStage, scaling: Scaling | None) -> bool:
