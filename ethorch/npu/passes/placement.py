@@ -22,15 +22,11 @@ def move_segments(stream: Stream, lifetimes: Lifetimes, moves: Sequence[int], si
 
 @dataclass(frozen=True)
 class Separation:
-    """A stream with disjoint segments.
-
-    Attributes:
-        moves: Bytes by which each segment was moved.
-    """
+    """A stream with disjoint segments."""
 
     stream: Stream
     lifetimes: Lifetimes
-    moves: Sequence[int]
+    moves: Sequence[int]  # bytes by which each segment was moved
 
 
 def separate(stream: Stream) -> Separation:
