@@ -118,6 +118,9 @@ def _parse(text: str) -> Graph:
 
 
 def _attrs(text: str) -> dict[str, Any]:
-    call = ast.parse(f"f({text})", mode="eval").body
-    assert isinstance(call, ast.Call)
-    return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, AssertionError):
+        raise ValueError(f"expected attributes such as 'axis=1, shape=[1, 4]', got {text!r}") from None

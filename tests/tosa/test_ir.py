@@ -42,9 +42,13 @@ def test_text_is_read_back() -> None:
     assert serialize(again) == serialize(graph)
 
 
-@pytest.mark.parametrize("line", ["%y: INT8[1] = NOPE", "const %c: INT8[2]", "input x: INT8[1]", "output %x"])
+@pytest.mark.parametrize(
+    "line", ["%y: INT8[1] = NOPE", "const %c: INT8[2]", "input x: INT8[1]", "output %x", "%y: INT8[1] = ABS {axis=}"]
+)
 def test_text_that_is_not_a_graph_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"expected an operator|expected a constant with data|expected a value|does not define"):
+    with pytest.raises(
+        ValueError, match=r"expected an operator|expected a constant with data|expected a value|does not define|expected attributes"
+    ):
         from_text(f"graph main\n{line}\n")
 
 
