@@ -38,6 +38,7 @@ from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.versions import versions
+from ethorch.support.wording import kib
 from ethorch.support.worker import Task
 from ethorch.targets.npus import TARGETS, lookup
 from ethorch.targets.settings import Settings
@@ -147,7 +148,9 @@ class Exploration:
                 if self.cheapest is None
                 else f"{self.cheapest.name} is the fastest variant on the smallest NPU that meets"
             )
-            limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the memories of each board"
+            sizes = {name: kib(int(limit)) for name, limit in self.budgets.items() if name in ("ram", "flash")}
+            texts = (f"{name} {sizes.get(name) or f'{limit:,g}'}" for name, limit in self.budgets.items())
+            limits = ", ".join(texts) or "the memories of each board"
             lines.append(f"Budgets: {limits}. {named} all budgets.")
         if self.interrupted:
             lines.append("The exploration was interrupted.")

@@ -51,6 +51,7 @@ def test_each_variant_is_a_program(found: Exploration, model: nn.Module, images:
 def test_the_smallest_npu_that_keeps_the_budgets_is_named(found: Exploration) -> None:
     assert found.cheapest is not None and found.cheapest.settings["target"] == "ethos-u55-64"
     assert "is the fastest variant on the smallest NPU that meets all" in str(found) and "*" in str(found)
+    assert "Budgets: ram 1,024.0 KiB, latency_ms 100." in str(found)
 
 
 def test_the_front_is_what_no_other_beats() -> None:
