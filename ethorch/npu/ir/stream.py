@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 from ethorch.npu import ops, stream
 from ethorch.npu.feature_map import STORAGE_CHAINED, STORAGE_NONE
@@ -17,6 +18,7 @@ from ethorch.npu.runs import Run, iterate_reads, iterate_writes
 from ethorch.npu.stream import RELEVANT
 from ethorch.support.errors import MachineFault
 
+T = TypeVar("T")
 assert ops  # importing it fills PREPARE
 
 DMA = "NPU_OP_DMA_START"
@@ -47,8 +49,7 @@ class Op:
     before: int | None = None
     origin: int | None = None
     _values: dict[str, int] | None = field(default=None, repr=False, compare=False)
-    _prepared: Prepared | None = field(default=None, repr=False, compare=False)
-    _runs: tuple[tuple[Run, ...], tuple[Run, ...]] | None = field(default=None, repr=False, compare=False)
+    _derived: dict[Callable[[Op], Any], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_dma(self) -> bool:
@@ -58,9 +59,10 @@ class Op:
     def values(self) -> dict[str, int]:
         """Decoded registers, e.g. ``IFM_PRECISION.signed``. Unused registers are 0."""
         if self._values is None:
-            self._values = dict(reset_state(self.npu.family))
+            values = dict(reset_state(self.npu.family))
             for name, raw in self.registers.items():
-                self._values.update(decode_register(self.npu.family, name, raw))
+                values.update(decode_register(self.npu.family, name, raw))
+            self._values = values
         return self._values
 
     @property
@@ -70,36 +72,56 @@ class Op:
         Raises:
             MachineFault: The registers are invalid.
         """
-        if self._prepared is None:
-            prepare = PREPARE[self.name, self.npu.family]
-            row = rows_by_name(self.npu.family)[self.name]
-            bits = row.code | self.parameter << 16
-            self._prepared = prepare(stream.Operation(self.npu, 0, self.key, self.name, row.decode(bits), self.values))
-        return self._prepared
+        return self.derive(_prepare)
+
+    def derive(self, function: Callable[[Op], T]) -> T:
+        """Return ``function`` of this operation. The result is kept until registers change."""
+        if function not in self._derived:
+            self._derived[function] = function(self)
+        derived: T = self._derived[function]
+        return derived
 
     def set_registers(self, **raw: int) -> None:
         self.registers.update(raw)
-        self._values = self._prepared = self._runs = None
+        self._values, self._derived = None, {}
 
     def copy(self, **raw: int) -> Op:
+        """Return a copy with changed registers."""
         if not raw:
             return replace(self, registers=dict(self.registers))
-        return replace(self, registers={**self.registers, **raw}, _values=None, _prepared=None, _runs=None)
+        return replace(self, registers={**self.registers, **raw}, _values=self._change_values(raw), _derived={})
+
+    def _change_values(self, raw: Mapping[str, int]) -> dict[str, int] | None:
+        """Return the decoded registers with changes, or None if they were not decoded before or are illegal."""
+        if self._values is None:
+            return None
+        values = dict(self._values)
+        try:
+            for name, content in raw.items():
+                values.update(decode_register(self.npu.family, name, content))
+        except MachineFault:
+            return None
+        return values
 
     @property
     def reads(self) -> tuple[Run, ...]:
         """Bytes that the operation may read, including internal memory."""
-        return self._list_runs()[0]
+        return self.derive(_list_runs)[0]
 
     @property
     def writes(self) -> tuple[Run, ...]:
-        return self._list_runs()[1]
+        return self.derive(_list_runs)[1]
 
-    def _list_runs(self) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-        if self._runs is None:
-            prepared = self.prepared
-            self._runs = ((*iterate_reads(prepared), *_table(prepared)), tuple(iterate_writes(prepared)))
-        return self._runs
+
+def _prepare(op: Op) -> Prepared:
+    row = rows_by_name(op.npu.family)[op.name]
+    operation = stream.Operation(op.npu, 0, op.key, op.name, row.decode(row.code | op.parameter << 16), op.values)
+    return PREPARE[op.name, op.npu.family](operation)
+
+
+def _list_runs(op: Op) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    prepared = op.prepared
+    return (*iterate_reads(prepared), *_table(prepared)), tuple(iterate_writes(prepared))
 
 
 def _table(prepared: Prepared) -> tuple[Run, ...]:

@@ -134,20 +134,26 @@ def find_labels(views: Iterable[Labels]) -> set[int]:
 
 
 def list_reads(op: Op, regions: Collection[int]) -> list[Access]:
-    return _list_accesses(op.prepared, op.reads, regions, writes=False)
+    return [access for access in op.derive(_list_all_reads) if access.region in regions]
 
 
 def list_writes(op: Op, regions: Collection[int]) -> list[Access]:
-    return _list_accesses(op.prepared, op.writes, regions, writes=True)
+    return [access for access in op.derive(_list_all_writes) if access.region in regions]
 
 
-def _list_accesses(prepared: Prepared, runs: Sequence[Run], regions: Collection[int], *, writes: bool) -> list[Access]:
+def _list_all_reads(op: Op) -> list[Access]:
+    return _list_accesses(op.prepared, op.reads, writes=False)
+
+
+def _list_all_writes(op: Op) -> list[Access]:
+    return _list_accesses(op.prepared, op.writes, writes=True)
+
+
+def _list_accesses(prepared: Prepared, runs: Sequence[Run], *, writes: bool) -> list[Access]:
     if isinstance(prepared.form, Transfer):
-        return [Access(run.region, (run,), is_partial=writes) for run in runs if run.region in regions]
+        return [Access(run.region, (run,), is_partial=writes) for run in runs]
     accesses = []
     for access in prepared.writes if writes else prepared.reads:
-        if access.region not in regions:
-            continue
         if isinstance(access, Span):
             name = access.name if access.name.startswith("DMA0") else f"{access.name}_BASE"
             operand_runs = tuple(run for run in runs if run.register == name)

@@ -35,12 +35,13 @@ def run(stream: Stream, context: Context) -> Stream | None:
     if not copies:
         return None
     apart, best, accepted = separate(stream), stream, set[int]()
+    forms = collect_forms(map(describe, apart.stream.ops))
     groups = [copies]
     for _ in range(min(_MOST_ATTEMPTS, _WORK // len(stream.ops))):
         if not groups:
             break
         group = groups.pop()
-        elision = _Elision(apart, {*accepted, *group})
+        elision = _Elision(apart, {*accepted, *group}, forms)
         elision.remove_copies()
         changed = _allocate(stream, apart, elision, context, context.rate(best)) if elision.removed else None
         if changed is not None:
@@ -98,36 +99,42 @@ class _Elision:
     A round changes each operation at most once, so that the readers and writers found at its start remain valid.
     """
 
-    def __init__(self, apart: Separation, removable: Collection[int]):
-        self.stream, self.removable = apart.stream, removable
+    def __init__(self, apart: Separation, removable: Collection[int], forms: frozenset[str]):
+        self.stream, self.removable, self.forms = apart.stream, removable, forms
         self.spaces = [segment.space for segment in apart.lifetimes.segments]
         self.regions = {region: size for region, size in self.stream.image.sizes.items() if size}
         self.ops = list(self.stream.ops)
         self.inputs = [list_reads(op, self.regions) for op in self.ops]
         self.outputs = [list_writes(op, self.regions) for op in self.ops]
         self.chains = [range(end - len(group), end) for group, end in _list_ends(self.ops) for _ in group]
-        self.forms = collect_forms(map(describe, self.ops))
         self.places: set[tuple[int, int]] = set()  # region and address of maps with longer lifetimes
         self.removed: set[int] = set()
         self.comparisons = _MOST_COMPARISONS
+        self.is_traced = False  # whether reads and writers are those of the current operations
 
     def remove_copies(self) -> None:
         count = -1
         while count < len(self.removed):
             count = len(self.removed)
             for remove in (self._redirect_readers, self._redirect_writers):
-                self._start_round()
+                if not self.is_traced:
+                    self._start_round()
                 for position, copy in list(self.copies.items()):
                     if position not in self.changed:
                         remove(position, copy)
 
     def _start_round(self) -> None:
         """Find the readers and writers of each operation. Remove copies that no operation reads."""
-        unread = {-1}
+        self._trace()
+        self.is_traced = True
+        unread = [position for position in self.removable if position not in self.removed and not self.reads[position]]
         while unread:
-            self._trace()
-            unread = {position for position in self.removable if position not in self.removed and not self.reads[position]}
-            self.removed |= unread
+            position = unread.pop()
+            self.removed.add(position)
+            for writer in self.writers.pop(position) - {_HOST}:
+                self.reads[writer] = [user for user in self.reads[writer] if user.position != position]
+                if writer in self.removable and not self.reads[writer]:
+                    unread.append(writer)
         self.changed = set(self.removed)
         self.copies = {}
         for position in sorted({*self.removable} - self.removed):
@@ -237,6 +244,7 @@ class _Elision:
             self.changed.add(other)
         self.removed.add(position)
         self.changed.add(position)
+        self.is_traced = False
 
     def _find_overwriting(self, position: int) -> int:
         """Return the first later position that writes over values that a copy reads, including unread bytes."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from ethorch.npu import registers, stream
 from ethorch.npu.feature_map import BRICK
 from ethorch.npu.ir.stream import STOP, WAITS, Op, decode_register, rows_by_name, used_registers
-from ethorch.npu.memory import INTERNAL
 from ethorch.npu.output import Activation
-from ethorch.npu.prepared import PREPARE, Prepared
+from ethorch.npu.prepared import Prepared
 from ethorch.npu.registers import Npu
-from ethorch.npu.runs import Run, iterate_reads, iterate_writes
+from ethorch.npu.runs import Run
 from ethorch.npu.stream import RELEVANT
 from ethorch.npu.verify.rejection import Rejection
 from ethorch.support.errors import MachineFault
@@ -59,11 +58,7 @@ class Facts:
 
     @cached_property
     def table(self) -> Run | None:
-        activation = self.activation
-        if activation is None or activation.table is None or activation.built_in is not None:
-            return None
-        address = activation.address
-        return Run("ACTIVATION", INTERNAL, address, address, address + activation.table.size_bytes)
+        return next((run for run in self.reads if run.register == "ACTIVATION"), None)
 
 
 @dataclass
@@ -114,36 +109,40 @@ def decode_instructions(payload: bytes) -> Listing:
 
 
 def describe(op: Op) -> Facts:
-    return _describe(op.npu.config, op.name, op.parameter, tuple(op.registers.items()))
+    return op.derive(_describe)
 
 
-@lru_cache(maxsize=1 << 16)
-def _describe(config: int, name: str, parameter: int, pairs: tuple[tuple[str, int], ...]) -> Facts:
-    npu = registers.NPUS[config]
-    values = dict(registers.reset_state(npu.family))
-    fault = ""
-    for register, raw in pairs:
-        try:
-            values.update(_decode(npu.family, register, raw))
-        except MachineFault as error:
-            fault = fault or f"{register}: {error}"
+def _describe(op: Op) -> Facts:
+    npu, name = op.npu, op.name
+    values, fault = _decode_registers(op)
     row = rows_by_name(npu.family)[name]
     title = name
     prepared: Prepared | None = None
     try:
-        operation = stream.Operation(npu, 0, 0, name, row.decode(row.code | parameter << 16), values)
-        title = operation.title
+        title = stream.Operation(npu, 0, 0, name, row.decode(row.code | op.parameter << 16), values).title
         if not fault:
-            prepared = PREPARE[name, npu.family](operation)
+            prepared = op.prepared
     except MachineFault as error:
         fault = fault or str(error)
     if prepared is None:
-        return Facts(name, title, npu, parameter, values, None, fault)
-    reads = tuple(_trim(run, prepared) for run in iterate_reads(prepared))
-    writes = tuple(_trim(run, prepared) for run in iterate_writes(prepared))
-    facts = Facts(name, title, npu, parameter, values, prepared, "", reads, writes)
-    table = facts.table
-    return facts if table is None else Facts(name, title, npu, parameter, values, prepared, "", (*reads, table), writes)
+        return Facts(name, title, npu, op.parameter, values, None, fault)
+    reads, writes = (tuple(_trim(run, prepared) for run in runs) for runs in (op.reads, op.writes))
+    return Facts(name, title, npu, op.parameter, values, prepared, "", reads, writes)
+
+
+def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
+    """Return the decoded registers, and the message about the first illegal value or an empty string."""
+    try:
+        return op.values, ""
+    except MachineFault:
+        values = dict(registers.reset_state(op.npu.family))
+        fault = ""
+        for register, raw in op.registers.items():
+            try:
+                values.update(decode_register(op.npu.family, register, raw))
+            except MachineFault as error:
+                fault = fault or f"{register}: {error}"
+        return values, fault
 
 
 def _trim(run: Run, prepared: Prepared) -> Run:
@@ -153,11 +152,6 @@ def _trim(run: Run, prepared: Prepared) -> Run:
             unused = -fm.depth % BRICK * fm.dtype.itemsize
             return replace(run, high=run.high - unused)
     return run
-
-
-@lru_cache(maxsize=1 << 16)
-def _decode(family: str, register: str, raw: int) -> Mapping[str, int]:
-    return decode_register(family, register, raw)
 
 
 def reject(facts: Facts, index: int, rule: str, register: str, content: int | str, allowed: str) -> Rejection:
