@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -34,31 +35,49 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def apply_patch(path: Path, tree: Path) -> None:
+def apply_patch(path: Path, tree: Path, *options: str) -> None:
     """Apply a patch to a tree outside of version control; fail with the way to renew it."""
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    run = subprocess.run(["git", "apply", str(path)], cwd=tree, env=environment, capture_output=True, text=True)
+    run = subprocess.run(["git", "apply", *options, str(path)], cwd=tree, env=environment, capture_output=True, text=True)
     if run.returncode:
         pytest.fail(RENEW.format(path=path.relative_to(path.parents[3]), error=run.stderr.strip()), pytrace=False)
 
 
-def run_check(name: str, tree: Path) -> subprocess.CompletedProcess[str]:
-    """Run the check of a change with the package in ``tree``."""
+#: Run each check, and print the traceback of its error, or an empty string.
+RUN_CHECKS = """
+import json, runpy, sys, traceback
+errors = {}
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+        errors[path] = ""
+    except Exception:
+        errors[path] = traceback.format_exc()
+print(json.dumps(errors))
+"""
+
+
+def run_checks(tree: Path) -> dict[str, str]:
+    """Run the checks with the package in ``tree``, in one process. Return their errors by the name of the change."""
+    paths = {name: str(FOLDER / name / "check.py") for name in CHANGES}
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    return subprocess.run(
-        [sys.executable, str(FOLDER / name / "check.py")], cwd=tree, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", RUN_CHECKS, *paths.values()]
+    run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    errors = json.loads(run.stdout.splitlines()[-1])
+    return {name: errors[path] for name, path in paths.items()}
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_applies_and_does_what_it_is_for(name: str, tmp_path: Path) -> None:
+def test_each_change_applies_and_does_what_it_is_for(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path)
-    before = run_check(name, tree)
-    assert before.returncode == 1, f"tests/changes/{name}/check.py passes without the change"
-    assert "\nAssertionError: " in before.stderr, f"without the change the check fails, but not in an assert:\n{before.stderr}"
-    apply_patch(FOLDER / name / "change.patch", tree)
-    after = run_check(name, tree)
-    assert after.returncode == 0, f"with the change the check fails:\n{after.stderr}"
+    for name, error in run_checks(tree).items():
+        assert error, f"tests/changes/{name}/check.py passes without the change"
+        assert "\nAssertionError: " in error, f"without the change {name}, the check fails, but not in an assert:\n{error}"
+        apply_patch(FOLDER / name / "change.patch", tree, "--check")  # without the other changes
+    for name in CHANGES:
+        apply_patch(FOLDER / name / "change.patch", tree)
+    for name, error in run_checks(tree).items():
+        assert not error, f"with the change {name}, the check fails:\n{error}"
 
 
 @pytest.mark.core

@@ -80,6 +80,7 @@ def test_the_minimal_notebooks(
     assert abs(program(one, one)[0].item() - 2) < 0.02
 
 
+@pytest.mark.long
 def test_the_notebook_with_cmsis_nn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It lowers with ethorch, then with the passes of ExecuTorch's Cortex-M backend."""
     script = adapted("notebook_fallback", capsys)  # it defines operators: in a process of its own

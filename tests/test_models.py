@@ -16,8 +16,8 @@ from ethorch.quantization.calibrate import quantize
 from ethorch.vela.verification import delegate_arrays
 from tests.helpers.ladder import reference
 
-#: Of the networks over 224x224, one in the default run: each takes 25 seconds.
-MARKS = {"mobilenet_v3_small": [pytest.mark.long], "resnet18": [pytest.mark.long], "ds_cnn": [pytest.mark.core]}
+#: Networks over 224x224 take up to 25 seconds.
+MARKS = {name: [pytest.mark.long] for name in ("mobilenet_v2", "mobilenet_v3_small", "resnet18")} | {"ds_cnn": [pytest.mark.core]}
 SLICE = [pytest.param(name, marks=MARKS.get(name, [])) for name in MODELS]
 
 
