@@ -59,8 +59,8 @@ def test_many() -> None:
 
 #: Seeds of networks whose optimized commands the verifier once rejected.
 REJECTED = (
-    76, 149, 223, 235, 320, 1110, 4336, 4591, 4757, 5294, 5552, 6619, 6672, 9575, 10268, 10319, 10510, 13442, 13793, 15079, 15085,
-    16303, 16365,
+    76, 149, 223, 235, 320, 1110, 2065, 2243, 4336, 4591, 4757, 5294, 5552, 6619, 6672, 9575, 10268, 10319, 10510, 12215, 13442,
+    13793, 15079, 15085, 16303, 16365,
 )  # fmt: skip
 
 
@@ -186,6 +186,13 @@ SEEN = {
             9575, (("x", "torch.randn(2, 3, 1, 65535, 1)"),), (("l", "nn.GroupNorm(3, 3)"),),
             (("y", "x.flatten(3, 4)"), ("z", "self.l(y)")), ("z", "y")),
         "ethos-u55-128", "16x8"),
+    "a slice of an input whose other elements are overwritten": (
+        Network(
+            12215, (("x", "torch.randn(1, 1, 1, 1, 1)"), ("y", "torch.randn(1, 1, 1, 1, 1)"), ("z", "torch.randn(17, 3, 15, 1, 3)")),
+            (("l", "nn.Linear(45, 1)"),),
+            (("v", "z.chunk(3, 0)[2]"), ("w", "torch.where(x != v, x, y)"), ("u", "self.l(v.flatten(2, 3).flatten(2, 3))"),
+             ("t", "u.chunk(3, 0)[0]")), ("w", "t")),
+        "ethos-u55-256", "16x8"),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ethorch.npu.arrays import Ints
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, Stream
+from ethorch.npu.ir.image import Place
 from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, find_labels, list_reads, list_writes
@@ -17,6 +18,7 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import Separation, move_segments, round_up, separate
 from ethorch.npu.passes.strides import AddressTable, iterate_layouts
+from ethorch.npu.runs import Run
 from ethorch.npu.verify import check_operation, collect_forms
 from ethorch.npu.verify.instruction import describe
 
@@ -251,6 +253,8 @@ class _Elision:
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
+            if _HOST in self.writers[position]:
+                values += [_access_place(place) for place in self.stream.image.inputs]
             later = self._iterate(range(position + 1, len(self.ops)))
             over = (n for n in later if any(access.overlaps(value) for access in self.outputs[n] for value in values))
             self.overwritten[position] = next(over, len(self.ops))
@@ -264,6 +268,11 @@ class _Elision:
         for n in self._iterate(range(chain.stop, position)):
             accesses += self.inputs[n] + self.outputs[n]
         return any(access.overlaps(target) for access in accesses)
+
+
+def _access_place(place: Place) -> Access:
+    region, low, high = place
+    return Access(region, (Run("", region, low, low, high),))
 
 
 def _list_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:

@@ -58,7 +58,13 @@ def largest_blockdep(first: Facts, second: Facts) -> int:
 def _may_overlap(a: FeatureMap, b: FeatureMap) -> bool:
     if a.region != b.region:
         return False
-    return any(low < end and start < high for low, high in a.extents() for start, end in b.extents())
+    return any(low < end and start < high for low, high in _list_extents(a) for start, end in _list_extents(b))
+
+
+def _list_extents(fm: FeatureMap) -> list[tuple[int, int]]:
+    """Return the address range of each tile, without the unused channels of the last brick (npu-reference 3.3)."""
+    unused = -fm.depth % BRICK * fm.dtype.itemsize if fm.bricks else 0
+    return [(low, high - unused) for low, high in fm.extents()]
 
 
 def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read: list[FeatureMap], most: int) -> int:

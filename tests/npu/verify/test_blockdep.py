@@ -92,6 +92,16 @@ def test_a_strided_slice_can_start_early() -> None:
     assert largest_blockdep(describe(first), describe(second)) == find_largest_by_bytes(first, second) == 3
 
 
+def test_unused_channels_of_bricks_are_not_read() -> None:
+    ops = decode(compile_case("blocks", "ethos-u55-128").payload).ops
+    pool = next(op for op in ops if op.name == "NPU_OP_POOL" and isinstance(op.prepared.writes[0], FeatureMap))
+    first = with_layouts(pool, (1, 4, 5, 20, 5, 1 << 16), (1, 4, 5, 64, 16, 0))
+    first = first.copy(OFM_PRECISION=first.registers["OFM_PRECISION"] | 1 << 6, OFM_STRIDE_C=64)  # bytes 0 to 52
+    for base, largest in ((48, 0), (56, 3)):
+        second = with_layouts(pool, (1, 8, 4, 40, 5, base), (1, 8, 4, 32, 4, 1 << 17))
+        assert largest_blockdep(describe(first), describe(second)) == largest
+
+
 def test_a_chain_waits_for_what_its_later_kernels_read() -> None:
     """The last kernel of a chain reads the result of the kernel before the chain."""
     case = compile_case("steps", "ethos-u85-256")
