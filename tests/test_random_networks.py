@@ -188,7 +188,8 @@ SEEN = {
         "ethos-u55-128", "16x8"),
     "a slice of an input whose other elements are overwritten": (
         Network(
-            12215, (("x", "torch.randn(1, 1, 1, 1, 1)"), ("y", "torch.randn(1, 1, 1, 1, 1)"), ("z", "torch.randn(17, 3, 15, 1, 3)")),
+            12215,
+            (("x", "torch.randn(1, 1, 1, 1, 1)"), ("y", "torch.randn(1, 1, 1, 1, 1)"), ("z", "torch.randn(17, 3, 15, 1, 3)")),
             (("l", "nn.Linear(45, 1)"),),
             (("v", "z.chunk(3, 0)[2]"), ("w", "torch.where(x != v, x, y)"), ("u", "self.l(v.flatten(2, 3).flatten(2, 3))"),
              ("t", "u.chunk(3, 0)[0]")), ("w", "t")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ethorch.npu import registers
 from ethorch.npu.arithmetic import ceil_div
@@ -70,7 +70,7 @@ class Window:
 class Work:
     """The properties of a kernel that the cycle formulas use."""
 
-    npu: Npu
+    npu: Npu = field(hash=False)
     kind: str
     mode: int  # bits 16 to 31 of the command
     ifms: tuple[Map, ...]
@@ -103,6 +103,13 @@ class Work:
         if self.is_array_work:
             first = replace(first, size=(*window.input_area(out), first.size[2] if self.kind in (CONV, REDUCE_SUM) else out[2]))
         return replace(self, ofm=ofm, out=out, window=window, ifms=(first, *self.ifms[1:]))
+
+    def change_block(self, block: Size) -> Work:
+        """Return the kernel with another block of the OFM."""
+        ifm_block = _ifm_block(
+            self.npu, self.kind, self.ifms[0], block, self.window, self.microblock, self.part_kernel, self.sparse
+        )
+        return replace(self, block=block, ifm_block=ifm_block)
 
     def move_maps(self, memory: MemoryRate) -> Work:
         return replace(self, ofm=replace(self.ofm, memory=memory), ifms=tuple(replace(fm, memory=memory) for fm in self.ifms))

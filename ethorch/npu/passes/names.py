@@ -6,6 +6,7 @@ from __future__ import annotations
 PASSES = {
     "attention": "Compute matrix products of two activations on U55 and U65 as convolutions.",
     "copy-elision": "Remove copies and transposes whose readers or writers can use other strides.",
+    "block-sizes": "Change the blocks in which kernels compute, so that reading, computing and writing overlap better.",
     "resident-weights": "Copy repeatedly read weights to fast memory once.",
     "early-transfers": "Start transfers of weights several operators ahead.",
     "allocation": "Reallocate buffers with exact lifetimes.",

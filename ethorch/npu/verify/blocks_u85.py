@@ -62,7 +62,7 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
         yield reject(facts, index, "block", "ACC_FORMAT.microblock", microblock, allowed)
         return
     block = block_size(facts)
-    for axis, size, unit, most in zip(("HEIGHT", "WIDTH", "DEPTH"), block, _units(facts), _most_block(facts), strict=True):
+    for axis, size, unit, most in zip(("HEIGHT", "WIDTH", "DEPTH"), block, block_units(facts), largest_block(facts), strict=True):
         if size % unit or size > most:
             yield reject(facts, index, "block", f"OFM_BLK_{axis}", size, f"multiples of {unit} up to {most}")
             return
@@ -73,14 +73,14 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
             yield reject(facts, index, "shram", "OFM_BLK_HEIGHT, _WIDTH, _DEPTH", size_text, text)
 
 
-def _units(facts: Facts) -> tuple[int, int, int]:
+def block_units(facts: Facts) -> tuple[int, int, int]:
     if facts.name == "NPU_OP_RESIZE":
         return 1, 1, 1
     microblock = facts.values["ACC_FORMAT.microblock"]
     return *MICROBLOCKS[microblock], min(ACC_DEPTH_UNIT, facts.npu.ofm_units.get(microblock, ACC_DEPTH_UNIT))
 
 
-def _most_block(facts: Facts) -> tuple[int, int, int]:
+def largest_block(facts: Facts) -> tuple[int, int, int]:
     order = TRANSPOSES[TRANSPOSE[facts.values["OFM_PRECISION.transpose"]]]
     most = [0, 0, 0]
     for target, source in enumerate(order):

@@ -58,20 +58,16 @@ class Layout:
 
 
 def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
-    values, shram = facts.values, SHRAM[facts.npu.name]
-    block = block_size(facts)
-    for axis, size, unit, most in zip(("HEIGHT", "WIDTH", "DEPTH"), block, shram.microblock, MOST_BLOCK, strict=True):
+    values, block = facts.values, block_size(facts)
+    limits = zip(("HEIGHT", "WIDTH", "DEPTH"), block, block_units(facts), largest_block(facts), strict=True)
+    for axis, size, unit, most in limits:
         if size % unit or size > most:
             yield reject(facts, index, "block", f"OFM_BLK_{axis}", size, f"multiples of {unit} up to {most}")
             return
-    layouts = [
-        compute_layout(facts, shram, height, element_bytes)
-        for height in _accumulator_heights(facts, shram)
-        for element_bytes in _element_bytes(facts)
-    ]
-    fitting = [layout for layout in layouts if layout.needed <= layout.ib_end]
+    fitting = find_layouts(facts)
     if not fitting:
-        needed, available = layouts[-1].needed, layouts[-1].ib_end
+        layout = _list_layouts(facts)[-1]
+        needed, available = layout.needed, layout.ib_end
         size_text = "x".join(map(str, block))
         text = f"blocks with IFM buffers that end at bank {available} or before; those of this one end at {needed}"
         yield reject(facts, index, "shram", "OFM_BLK_HEIGHT, _WIDTH, _DEPTH", size_text, text)
@@ -84,6 +80,25 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
         if values[name] not in allowed:
             yield reject(facts, index, "shram-layout", name, values[name], " or ".join(map(str, sorted(allowed))))
         fitting = [layout for layout in fitting if getattr(layout, attribute) == values[name]] or fitting
+
+
+def find_layouts(facts: Facts) -> list[Layout]:
+    """Return the possible layouts that fit into SHRAM."""
+    return [layout for layout in _list_layouts(facts) if layout.needed <= layout.ib_end]
+
+
+def _list_layouts(facts: Facts) -> list[Layout]:
+    shram = SHRAM[facts.npu.name]
+    heights, sizes = _accumulator_heights(facts, shram), _element_bytes(facts)
+    return [compute_layout(facts, shram, height, element_bytes) for height in heights for element_bytes in sizes]
+
+
+def block_units(facts: Facts) -> tuple[int, int, int]:
+    return SHRAM[facts.npu.name].microblock
+
+
+def largest_block(facts: Facts) -> tuple[int, int, int]:
+    return MOST_BLOCK
 
 
 def block_size(facts: Facts) -> tuple[int, int, int]:

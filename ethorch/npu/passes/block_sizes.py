@@ -1,0 +1,156 @@
+"""Change the block sizes of kernels, so that reading, computing and writing overlap better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from ethorch.npu.arithmetic import ceil_div
+from ethorch.npu.cycles.hardware import Size
+from ethorch.npu.cycles.model import RatedOperator
+from ethorch.npu.cycles.operators import Operator
+from ethorch.npu.cycles.work import volume
+from ethorch.npu.ir import Op, Stream
+from ethorch.npu.ir.stream import group_chains
+from ethorch.npu.passes.context import Context
+from ethorch.npu.registers import U85
+from ethorch.npu.verify import blocks_u85, check_operation, collect_forms, shram
+from ethorch.npu.verify.blockdep import MOST_BLOCKDEP, largest_blockdep
+from ethorch.npu.verify.instruction import describe
+
+_WORTH = 0.99  # maximum cycles of an operator, relative to its current cycles
+_SIMILAR = 1.02  # cycles up to which a larger block is preferred, because the cycle model ignores the start of a block
+_MOST_TRIES = 12  # blocks of one operator that are checked
+_PARTS = 4  # of one axis
+_FIXED = ("NPU_OP_RESIZE",)
+
+Blocks = Mapping[int, Op]  # changed kernels by position
+Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def run(stream: Stream, context: Context) -> Stream | None:
+    """Return the stream with other block sizes and fewer cycles, or None."""
+    search = _Search(stream, context)
+    changes: dict[int, Op] = {}
+    for rated in context.rate_operators(stream):
+        changes |= search.change_blocks(rated.operator)
+    if not changes:
+        return None
+    changed = replace(stream, ops=_update_blockdeps(stream.ops, changes))
+    return changed if context.rate(changed) < context.rate(stream) else None
+
+
+class _Search:
+    def __init__(self, stream: Stream, context: Context):
+        self.stream, self.context = stream, context
+        self.forms = collect_forms(map(describe, stream.ops))
+        self._faster: dict[object, list[tuple[int, int, Size]]] = {}
+
+    def change_blocks(self, operator: Operator) -> Blocks:
+        """Return the kernels of an operator with the block size that needs the fewest cycles, or an empty dict."""
+        positions = [position for position in operator.positions if not self.stream.ops[position].is_dma]
+        if operator.compound is not None or not operator.works or not positions:
+            return {}
+        kernels = [self.stream.ops[position] for position in positions]
+        sizes = {shram.block_size(describe(kernel)) for kernel in kernels}
+        if len(sizes) > 1 or any(kernel.name in _FIXED for kernel in kernels):
+            return {}
+        (current,) = sizes
+        faster = self._find_faster(operator, _list_axes(kernels, current))
+        best: tuple[int, Blocks] | None = None
+        for cycles, _, block in faster[:_MOST_TRIES]:
+            changed = self._set_block(kernels, positions, block)
+            if changed is not None:
+                best = cycles, changed
+                break
+        if best is None:
+            return {}
+        similar = sorted((-volume(block), block) for cycles, _, block in faster if cycles <= _SIMILAR * best[0])
+        for _, block in similar[:_MOST_TRIES]:
+            changed = self._set_block(kernels, positions, block)
+            if changed is not None:
+                return changed
+        return best[1]
+
+    def _find_faster(self, operator: Operator, axes: Axes) -> list[tuple[int, int, Size]]:
+        """Return (cycles, negative volume, block) of the blocks with fewer cycles, in ascending order."""
+        weights = tuple(replace(transfer, position=0) for transfer in operator.weights)
+        key = operator.works, operator.last_slice, operator.slices, operator.home, operator.is_shared, weights, axes
+        if key not in self._faster:
+            most = _WORTH * self._rate(operator)
+            rated = ((self._rate(_with_block(operator, block)), block) for block in product(*axes))
+            self._faster[key] = sorted((cycles, -volume(block), block) for cycles, block in rated if cycles <= most)
+        return self._faster[key]
+
+    def _rate(self, operator: Operator) -> int:
+        rated = RatedOperator(operator, 0)
+        accesses = rated.access_cycles(self.stream.npu, self.context.regions, 0)
+        return max([operator.computation.cycles, *accesses.values()])
+
+    def _set_block(self, kernels: Sequence[Op], positions: Sequence[int], block: Size) -> Blocks | None:
+        changed = {}
+        for position, kernel in zip(positions, kernels, strict=True):
+            op = _set_layout(kernel.copy(**{f"OFM_BLK_{axis}_M1": n - 1 for axis, n in zip(_AXES, block, strict=True)}))
+            if op is None or any(check_operation(describe(op), position, self.stream.image, self.forms)):
+                return None
+            changed[position] = op
+        return changed
+
+
+_AXES = ("HEIGHT", "WIDTH", "DEPTH")
+
+
+def _with_block(operator: Operator, block: Size) -> Operator:
+    return replace(operator, works=tuple(work.change_block(block) for work in operator.works), _slack=None)
+
+
+def _list_axes(kernels: Sequence[Op], current: Size) -> Axes:
+    """Return the heights, widths and depths of blocks. Only kernels without weights can change the depth, which weights follow."""
+    facts = describe(kernels[0])
+    rules = blocks_u85 if facts.npu.family == U85 else shram
+    ofm = [max(describe(kernel).values[f"OFM_{axis}"] for kernel in kernels) for axis in _AXES]
+    heights, widths, depths = map(_divide, ofm, rules.block_units(facts), rules.largest_block(facts))
+    has_weights = any(kernel.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE") for kernel in kernels)
+    return heights, widths, (current[2],) if has_weights else depths
+
+
+def _divide(size: int, unit: int, most: int) -> tuple[int, ...]:
+    parts = {ceil_div(ceil_div(size, count), unit) * unit for count in range(1, _PARTS + 1)}
+    powers = {unit << shift for shift in range(ceil_div(size, unit).bit_length())}
+    return tuple(sorted(part for part in parts | powers if part <= most))
+
+
+def _set_layout(op: Op) -> Op | None:
+    """Return the kernel with the SHRAM layout of its block, or None if SHRAM is too small."""
+    if op.npu.family == U85:
+        return op
+    facts = describe(op)
+    if facts.prepared is None:
+        return None
+    layout = next(iter(shram.find_layouts(facts)), None)
+    if layout is None:
+        return None
+    registers = {"AB_START": layout.ab_start, "IFM_IB_END": layout.ib_end}
+    if shram.is_binary(facts):
+        registers["IFM2_IB_START"] = layout.ib2_start
+    return op.copy(**registers)
+
+
+def _update_blockdeps(ops: Sequence[Op], changes: Blocks) -> list[Op]:
+    """Return the operations with changed kernels. BLOCKDEP depends on the blocks of a kernel and of the kernel before it."""
+    result: list[Op] = []
+    position, is_changed = 0, False
+    before: Op | None = None
+    for group in group_chains(ops):
+        chain = [(at, changes.get(at, op)) for at, op in enumerate(group, position)]
+        kernels = [op for _, op in chain if not op.is_dma]
+        changed_before, is_changed = is_changed, any(at in changes for at, _ in chain) if kernels else is_changed
+        if before is not None and kernels and (changed_before or is_changed):
+            first = describe(before)
+            most = min([MOST_BLOCKDEP[before.npu.family], *(largest_blockdep(first, describe(op)) for op in kernels)])
+            chain = [(at, op if op.is_dma else op.copy(BLOCKDEP=most)) for at, op in chain]
+        result += [op for _, op in chain]
+        position += len(group)
+        before = kernels[-1] if kernels else before
+    return result

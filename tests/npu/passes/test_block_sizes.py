@@ -1,0 +1,82 @@
+"""Kernels with other block sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from ethorch.npu.ir import Op, Stream, decode
+from ethorch.npu.ir.encode import encode
+from ethorch.npu.passes import block_sizes
+from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.pipeline import optimize
+from ethorch.npu.verify import decode_instructions, shram, verify
+from ethorch.npu.verify.blockdep import largest_blockdep
+from ethorch.npu.verify.instruction import describe
+from tests.npu.passes.streams import list_instructions, read_rates
+from tests.npu.verify.simulation import extreme_orders, run
+from tests.npu.verify.streams import Case, compile_case
+
+TARGETS = ["ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-128", "ethos-u85-256", "ethos-u85-2048"]
+
+
+def change_blocks(network: str, target: str) -> tuple[Case, Stream, Stream]:
+    """Return a network's stream before and after the pass, which the verifier accepts."""
+    case = compile_case(network, target)
+    before = decode(case.payload, case.image)
+    result = optimize(case.payload, case.image, Context(read_rates(target), passes=frozenset({"block-sizes"})))
+    assert result is None or not result.rejections
+    return case, before, before if result is None else result.stream
+
+
+def block_of(op: Op) -> tuple[int, int, int]:
+    return shram.block_size(describe(op))
+
+
+@pytest.mark.parametrize(
+    ("network", "target"),
+    [
+        *(("blocks", target) for target in TARGETS),
+        ("attention", "ethos-u55-128"),
+        ("attention", "ethos-u85-256"),
+        ("steps", "ethos-u85-512"),
+    ],
+)
+def test_other_blocks_save_cycles_and_change_no_byte(network: str, target: str) -> None:
+    case, before, after = change_blocks(network, target)
+    context = Context(read_rates(target))
+    changed = [(a, b) for a, b in zip(before.ops, after.ops, strict=True) if not a.is_dma and block_of(a) != block_of(b)]
+    assert changed and context.rate(after) < context.rate(before)
+    for a, b in changed:
+        assert block_of(a)[2] == block_of(b)[2] or a.name not in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE")
+        assert a.registers.get("ACC_FORMAT") == b.registers.get("ACC_FORMAT")
+    listing = list_instructions(after)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    assert expected is not None
+    assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_blockdep_follows_the_blocks(target: str) -> None:
+    _, before, after = change_blocks("attention", target)
+    kernels = [op for op in decode(encode(after), after.image).ops if not op.is_dma]
+    pairs = [(a, b) for a, b in pairwise(kernels) if not b.values.get("IFM_PRECISION.storage")]
+    blockdeps = [(b.values["BLOCKDEP"], largest_blockdep(describe(a), describe(b))) for a, b in pairs]
+    assert all(blockdep <= largest for blockdep, largest in blockdeps)
+    assert any(blockdep > 0 for blockdep, _ in blockdeps)
+    assert {op.values["BLOCKDEP"] for op in before.ops if not op.is_dma} & {blockdep for blockdep, _ in blockdeps}
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_memories_limit_the_blocks(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search prefers the largest block if cycles do not matter."""
+    case = compile_case("blocks", target)
+    stream, context = decode(case.payload, case.image), Context(read_rates(target))
+    monkeypatch.setattr(block_sizes, "_WORTH", 100.0)
+    monkeypatch.setattr(block_sizes, "_SIMILAR", 100.0)
+    monkeypatch.setattr(block_sizes, "_MOST_TRIES", 10_000)
+    monkeypatch.setattr(Context, "rate", lambda self, rated: int(rated is stream))
+    changed = block_sizes.run(stream, context)
+    assert changed is not None
+    assert verify(encode(changed), changed.image) == []
