@@ -35,7 +35,7 @@ def may_be_compound(op: Op) -> bool:
 
 
 def count_products(ops: Sequence[Op], works: Sequence[Work]) -> int:
-    """Count the kernels at the start of ``ops`` that compute a matrix product."""
+    """Return the number of kernels at the start of ``ops`` that together compute one matrix product."""
     count = 0
     while count + 1 < len(works) and _is_product(ops[count], ops[count + 1], works[count], works[count + 1]):
         if count and (_sizes(works[count]), _sizes(works[count + 1])) != (_sizes(works[0]), _sizes(works[1])):
@@ -56,7 +56,7 @@ def _sizes(work: Work) -> tuple[object, ...]:
 
 
 def rate_product(ops: Sequence[Op], works: Sequence[Work]) -> Compound:
-    """Return the cycles and traffic of a matrix product (EstimateMatMulCycles)."""
+    """Return the cycles and traffic of a matrix product (Vela's EstimateMatMulCycles)."""
     batches = len({op.registers["IFM_BASE0"] for op in ops[::2]})
     columns = len(works) // 2 // batches
     height, width, depth = works[0].out
@@ -88,7 +88,7 @@ def _product_traffic(mul: Work, reduction: Work, second: Map, columns: int) -> I
 
 
 def count_transpositions(ops: Sequence[Op], works: Sequence[Work]) -> int:
-    """Count the average pools at the start of ``ops`` that transpose one map."""
+    """Return the number of average pools at the start of ``ops`` that together transpose one feature map."""
     count = 0
     while count < len(works) and _is_transposition(ops[count], works[count]):
         if count and not _continues(ops[count - 1], ops[count], works[count - 1], works[count]):
@@ -110,7 +110,7 @@ def _continues(before: Op, after: Op, first: Work, second: Work) -> bool:
 
 
 def rate_transposition(ops: Sequence[Op], works: Sequence[Work]) -> Compound:
-    """Return the cycles and traffic of a transposition (MeasureCycleCost)."""
+    """Return the cycles and traffic of a transposition (Vela's MeasureCycleCost)."""
     work = works[0]
     npu, elements = work.npu, volume(work.out) * len(works)
     height, width, depth = work.out

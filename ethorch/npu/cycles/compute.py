@@ -36,7 +36,7 @@ _DPU_COMMANDS = 4  # commands that overlap
 
 @dataclass(frozen=True)
 class Computation:
-    """Cycles of a kernel without waits for memory."""
+    """The cycles of a kernel, excluding waits for memory."""
 
     cycles: int
     array: int  # if the array is the limit
@@ -44,7 +44,10 @@ class Computation:
 
 
 def compute(works: Sequence[Work], *, is_first: bool = True, is_last: bool = True) -> Computation:
-    """Return the cycles of a chain's depth slice. The first slice also reads, and the last also writes (MeasureCycleCost)."""
+    """Return the cycles of one depth slice of a chain of kernels (Vela's MeasureCycleCost).
+
+    The first slice includes reading the first IFM block. The last slice includes writing the last OFM block.
+    """
     work, per_element = works[0], sum(output_cycles(work) for work in works)
     if work.kind in (ELEMENTWISE, RESIZE):
         return _compute_elementwise(work, per_element)
@@ -89,7 +92,7 @@ def _microblock(work: Work) -> Size:
 
 
 def array_cycles(work: Work) -> int:
-    """Return the MAC array's cycles for one OFM block (EstimateMacCyclesPerBlock)."""
+    """Return the MAC array's cycles for one OFM block (Vela's EstimateMacCyclesPerBlock)."""
     npu, ifm = work.npu, work.ifms[0]
     is_u85 = npu.family == registers.U85
     ifm_block, microblock = clip(ifm.size, work.ifm_block), _microblock(work)
@@ -139,7 +142,7 @@ def _delay(work: Work, units: Size, steps: int) -> int:
 
 
 def output_cycles(work: Work) -> float:
-    """Return the output unit's cycles per element (EstimateAOCyclesPerElement)."""
+    """Return the output unit's cycles per element (Vela's EstimateAOCyclesPerElement)."""
     bits = work.ifms[0].bits
     if work.npu.family == registers.U85:
         rates = U85_THROUGHPUT[work.npu.macs]

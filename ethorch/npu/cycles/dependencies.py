@@ -12,7 +12,7 @@ from ethorch.npu.runs import Run
 
 
 class Dependencies:
-    """The writers of the bytes that each operation reads."""
+    """The earlier operations that wrote the bytes that each operation reads."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.links: list[list[tuple[Run, int]]] = []  # by position: reads with their writers
@@ -43,7 +43,7 @@ class Dependencies:
 
 
 class _Ranges:
-    """The written, possibly overlapping ranges of one region, with the writer and output number of each."""
+    """The written byte ranges of one region, which may overlap, with the writer and output number of each range."""
 
     def __init__(self) -> None:
         self._table = np.empty((4, 64), np.int64)
@@ -53,7 +53,7 @@ class _Ranges:
         return [(start, (writer, number)) for start, _, writer, number in self._table[:, self._overlap(low, high)].T.tolist()]
 
     def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
-        """Add a range. A range with gaps (``is_whole=False``) replaces only ranges inside it."""
+        """Add a range. If it has gaps (``is_whole=False``), it replaces only the ranges that it contains."""
         overlapping = self._overlap(low, high)
         if len(overlapping):
             rows = self._table[:, overlapping]

@@ -1,4 +1,4 @@
-"""Kernels that compute one operator together: chains, depth slices, and stripes of a cascade."""
+"""Kernels that together compute one operator: chains, depth slices, and stripes of a cascade."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_STRIPES = _BASES | {
 
 @dataclass
 class Group:
-    """Kernels of one operator."""
+    """The kernels of one operator."""
 
     units: list[tuple[int, ...]]  # positions of each depth slice or stripe, which is a kernel or a chain
     slices: int = 1  # 1 if the units are stripes
@@ -53,7 +53,7 @@ class Group:
 
 
 def find_groups(ops: Sequence[Op], dependencies: Dependencies) -> list[Group]:
-    """Return the groups in the order of their first kernels."""
+    """Group the kernels of each operator, and return the groups in the order of their first kernels."""
     slices = _join_slices(ops, _find_units(ops))
     return _join_stripes(ops, slices, dependencies)
 

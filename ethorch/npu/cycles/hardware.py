@@ -15,7 +15,7 @@ SUBKERNEL = 8
 
 @dataclass(frozen=True)
 class Throughput:
-    """Cycles of the output unit per element, by kind of operation and activation."""
+    """The output unit's cycles per element, by type of operation and by activation."""
 
     output: tuple[float, ...]
     activation: tuple[float, ...]
@@ -56,7 +56,7 @@ U85_READ_WORDS = {
 
 
 def ifm_unit(npu: Npu, microblock: Size, ifm_depth: int, bits: int) -> Size:
-    """Return the allocation unit of an IFM block (SetupOfmUBlockToIfmAuTable and CalcIfmAUSize in ethos_u85.cpp)."""
+    """Return the unit in which U85 allocates IFM blocks (SetupOfmUBlockToIfmAuTable and CalcIfmAUSize in ethos_u85.cpp)."""
     level = 2 if ifm_depth * bits > 256 else 1 if ifm_depth * bits > 128 else 0
     area = microblock[:2]
     if npu.macs == 128:

@@ -35,7 +35,7 @@ from ethorch.npu.registers import Npu
 
 @dataclass(frozen=True)
 class Effects:
-    """Deviations from Vela's formulas, none by default."""
+    """Changes to Vela's formulas. The default values change nothing."""
 
     kernel_start: int = 0  # cycles added to each kernel
     drain: int = 0  # cycles added to each wait
@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """The maximum of the NPU's and each memory's cycles, plus ``effects``."""
+        """The NPU's cycles or the longest access cycles of a memory, whichever are more, plus ``effects``."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 
@@ -87,7 +87,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class RatedOperator:
-    """An operator, and its cycles that do not depend on the order of transfers."""
+    """An operator, and those of its cycles that do not depend on the order of transfers."""
 
     operator: Operator
     effects: int
@@ -156,7 +156,7 @@ def _rate_whole_phase(ops: Sequence[Op], operator: Operator) -> Operator:
 
 @dataclass
 class _Bus:
-    """Transfers of weights and tables that overlap with kernels (slackBufferingCycles)."""
+    """The transfers of weights and tables that overlap with kernels (Vela's slackBufferingCycles)."""
 
     npu: Npu
     regions: Regions
@@ -181,7 +181,7 @@ class _Bus:
         return self.ranks.get(position, position)
 
     def start(self, operator: Operator) -> int:
-        """Return the cycles that transfers add to the next operator (EstimateFullOpPerformance)."""
+        """Return the cycles that transfers add to ``operator`` (Vela's EstimateFullOpPerformance)."""
         stall = 0
         while self._early and self._rank(self._early[0].position) < operator.first:
             transfer = self._early.popleft()

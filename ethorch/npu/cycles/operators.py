@@ -37,16 +37,16 @@ class Transfer:
 
 @dataclass
 class Operator:
-    """Kernels that Vela estimates as one operator, or a transfer of feature maps.
+    """The kernels that Vela estimates as one operator, or a transfer of feature maps.
 
     Attributes:
-        works: Kernels of a chain. Their sizes include all slices and stripes.
+        works: Chain of kernels, with the total size of all slices and stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Region from which scales were transferred.
-        is_shared: Whether an earlier operator transferred the weights, so that Vela counts the transfer again. False for transfers
-            before the first kernel, such as those of the pass ``resident-weights``.
+        home: Region from which the scales were transferred.
+        is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
+            if weights are transferred before the first kernel, as by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
-        moved: ``compound`` with all feature maps in the arena's memory.
+        moved: Value of ``compound`` if all feature maps were in the arena's memory.
     """
 
     positions: list[int]
@@ -80,7 +80,7 @@ class Operator:
         return result
 
     def slack_cycles(self, regions: Regions) -> int:
-        """Return the cycles that can hide transfers for the next operator (slackBufferingCycles)."""
+        """Return the cycles during which transfers for the next operator can run (Vela's slackBufferingCycles)."""
         if self._slack is None:
             self._slack = self._compute_slack(regions)
         return self._slack

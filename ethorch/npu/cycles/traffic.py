@@ -1,4 +1,4 @@
-"""Bytes on the buses, and the cycles to transfer them.
+"""Bytes that are moved on the buses, and the cycles of these transfers.
 
 Sources: Vela 5.2's ethos_u55_performance.cpp and ethos_u85_performance.cpp.
 """
@@ -34,7 +34,7 @@ _USED = 0.8  # share of outstanding transactions, and of the resulting rate (Cha
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one memory channel moves."""
+    """The bytes that one memory channel moves."""
 
     memory: MemoryRate
     channel: int
@@ -43,7 +43,7 @@ class Traffic:
 
 
 def transfer_bytes(npu: Npu, fm: Map, block: Size, elements: int, *, write: bool) -> int:
-    """Return the bytes on the bus, including unused parts of bursts (EstimateMemoryTransfer)."""
+    """Return the bytes that a transfer occupies on the bus, with unused parts of bursts (Vela's EstimateMemoryTransfer)."""
     cores = npu.cores if npu.family != registers.U85 else 1
     _, width, depth = block
     if fm.bricks:
@@ -59,12 +59,12 @@ def transfer_bytes(npu: Npu, fm: Map, block: Size, elements: int, *, write: bool
 
 
 def first_block_cycles(work: Work) -> int:
-    """Return the cycles to read the first IFM block (MinimumIfmCycles)."""
+    """Return the cycles to read the first IFM block (Vela's MinimumIfmCycles)."""
     return max((_block_cycles(work, fm, work.ifm_block, write=False) for fm in work.ifms), default=0)
 
 
 def last_block_cycles(work: Work) -> int:
-    """Return the cycles to write the last OFM block (MinimumOfmCycles)."""
+    """Return the cycles to write the last OFM block (Vela's MinimumOfmCycles)."""
     return _block_cycles(work, work.ofm, work.block, write=True)
 
 
@@ -87,7 +87,7 @@ def input_traffic(work: Work) -> Iterator[Traffic]:
 
 
 def chained_traffic(head: Work, work: Work) -> Iterator[Traffic]:
-    """Yield the traffic of a later kernel of a chain. Vela counts only one map outside the chain."""
+    """Yield the traffic of a kernel that is not the first of its chain. Vela counts only one feature map outside the chain."""
     for fm in work.ifms:
         if not fm.chained:
             if fm.elements > 1:
@@ -126,7 +126,7 @@ def _read_elements(work: Work) -> Iterator[int]:
 
 
 def channel_rate(npu: Npu, memory: MemoryRate, channel: int) -> float:
-    """Return a channel's bytes per cycle: ChannelBW on U85, and the memory's rate on other NPUs."""
+    """Return a channel's bytes per cycle: Vela's ChannelBW on U85, and the memory's rate on other NPUs."""
     if npu.family != registers.U85:
         return memory.bytes_per_cycle
     write = channel == WRITE
@@ -138,7 +138,7 @@ def channel_rate(npu: Npu, memory: MemoryRate, channel: int) -> float:
 
 
 def access_cycles(npu: Npu, traffic: Iterable[Traffic]) -> dict[MemoryRate, int]:
-    """Return the cycles of each memory (MeasureAccessCycles)."""
+    """Return the access cycles of each memory (Vela's MeasureAccessCycles)."""
     sizes: dict[MemoryRate, dict[tuple[int, str], int]] = {}
     for access in traffic:
         channels, key = sizes.setdefault(access.memory, {}), (access.channel, access.content)
@@ -154,6 +154,6 @@ def access_cycles(npu: Npu, traffic: Iterable[Traffic]) -> dict[MemoryRate, int]
 
 
 def copy_cycles(npu: Npu, source: MemoryRate, target: MemoryRate, size_bytes: int) -> int:
-    """Return the cycles of a transfer (MemToMemCycles)."""
+    """Return the cycles of a transfer (Vela's MemToMemCycles)."""
     read = int(size_bytes / channel_rate(npu, source, COPY)) + source.read_latency
     return max(read, int(size_bytes / channel_rate(npu, target, WRITE)) + target.write_latency)

@@ -1,4 +1,4 @@
-"""Properties of a kernel."""
+"""Properties of a kernel that determine its cycles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Map:
 
     @property
     def stored_elements(self) -> int:
-        """Elements in memory, including padding of bricks."""
+        """The number of elements in memory, including the padding of bricks."""
         return round_depth(self.size, self.bricks)
 
 
@@ -186,7 +186,7 @@ def read_work(op: Op, regions: Regions) -> Work:
 
 
 def multiplies_maps(op: Op) -> bool:
-    """Return True if IFM2 contains the weights (matrix products of U85)."""
+    """Return True if IFM2 contains the weights, as in matrix products on U85."""
     return op.name == "NPU_OP_CONV" and op.npu.family == registers.U85 and op.parameter & 1 == 1
 
 
