@@ -29,10 +29,10 @@ def round_up(a: int, b: int) -> int:
 
 @dataclass(eq=False)
 class Scaling:
-    """The function v -> v * multiplier / 2**shift, rounded.
+    """The function that maps v to v * multiplier / 2**shift, rounded.
 
     Attributes:
-        multiplier, shift: int64 scalars, or one element per channel.
+        multiplier, shift: int64 scalars, or arrays with one element per channel.
         rounding: A key of ``_ADDENDS``.
         double: The constant d of npu-reference 6.1. The DOUBLE_* roundings round a second time at bit 30 - d.
     """
@@ -50,7 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """Values added to v * multiplier before the shift, for v >= 0 and for v < 0. Each has the shape of ``shift``."""
+        """The values added to v * multiplier before the shift, for v >= 0 and for v < 0. Each has the shape of ``shift``."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -59,7 +59,7 @@ class Scaling:
         return _addends(self)
 
     def __call__(self, v: Ints) -> Ints:
-        """Scale int64 values. Products wrap at 64 bits."""
+        """Scale int64 values. Their products with ``multiplier`` wrap at 64 bits."""
         if self.is_identity:
             return v
         p = v * self.multiplier
@@ -105,13 +105,13 @@ def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:
-    """Return (m, s) such that m / 2**s approximates 1 / count, as in TOSA."""
+    """Return (m, s) such that m / 2**s approximates 1 / count, computed with the formula of TOSA."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """Divide by ``count`` using ``reciprocal``, and round half up (npu-reference 6.6)."""
+    """Divide ``total`` by ``count`` using ``reciprocal``, and round half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded
@@ -134,12 +134,12 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute tanh with a table in steps of 2**8 (npu-reference 6.4)."""
+    """Compute tanh by interpolating a table with one entry per 2**8 inputs (npu-reference 6.4)."""
     return _symmetric(_interpolate_clipped(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid as 16384 plus half of tanh, with a table in steps of 2**9 (npu-reference 6.4)."""
+    """Compute sigmoid as 16384 plus half of tanh, by interpolating a table with one entry per 2**9 inputs (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 
@@ -156,7 +156,7 @@ def _symmetric(t: Ints, n: int) -> Ints:
 
 
 def wrap_32(v: Ints) -> Ints:
-    """Return the low 32 bits as a signed integer."""
+    """Return the low 32 bits of each value as a signed integer."""
     return v.astype(np.int32).astype(np.int64)
 
 

@@ -1,6 +1,6 @@
-"""Run a program on many images in parallel.
+"""Run a ``Program`` on many images in parallel.
 
-Each thread has its own machine. Compiled plans run without Python's global interpreter lock.
+Each thread has its own machine. Compiled code runs without Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def run_many(
     threads: int | None = None,
     machine: Callable[[], Machine] | None = None,
 ) -> list[Bytes]:
-    """Run a program once per image.
+    """Run a ``Program`` once per image.
 
-    A machine keeps its memory between images. Results must not depend on the previous contents of scratch.
+    A machine keeps the contents of its memory from image to image. Results must not depend on the initial contents of scratch.
 
     Args:
-        inputs: The place and the images of each input. Axis 0 is the image index.
+        inputs: Place of each input, and an array with its images along axis 0.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
         threads: Number of threads. Default: the number of available CPUs.
         machine: Function that creates a machine, called once per thread. Default: ``Machine`` with these sizes.
@@ -58,7 +58,7 @@ def run_many(
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:
-        raise MachineFault(f"expected one or more inputs with equal numbers of images, got {sorted(images)} images")
+        raise MachineFault(f"expected one or more inputs with the same number of images each, got image counts {sorted(images)}")
     count = images.pop()
     sources = [(place, _as_bytes(place, array)) for place, array in inputs]
     targets = [(place, np.empty((count, place.nbytes), np.uint8)) for place in outputs]

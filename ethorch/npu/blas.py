@@ -1,6 +1,6 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-Threads save little time for the simulator's small matrices. On a busy computer, waiting OpenBLAS threads slow the simulator.
+Several threads save little time, because the matrices are small. On a busy computer, waiting OpenBLAS threads slow the simulator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread in the whole process until the last thread leaves the context."""
+    """Limit BLAS to one thread in the whole process until every thread has left the context."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

@@ -14,7 +14,7 @@ from ethorch.npu.stream import Operation
 
 @dataclass(kw_only=True)
 class Work:
-    """Work summed over runs. ``read_bytes`` and ``written_bytes`` are keyed by region; -1 is internal memory.
+    """The NPU's work, summed over runs. ``read_bytes`` and ``written_bytes`` are keyed by region. Region -1 is internal memory.
 
     Attributes:
         blocks: Number of OFM blocks of size OFM_BLK_*.
@@ -44,7 +44,7 @@ class OperatorCounter(Work):
     """The work of all commands of one operator.
 
     Attributes:
-        source: Operator, or None if unknown. ``source.op_cycles`` is Vela's estimate for one run.
+        source: The operator, or None if unknown. ``source.op_cycles`` is Vela's estimate for one run.
     """
 
     source: Source | None
@@ -65,7 +65,7 @@ def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
 
 
 def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[OperatorCounter]:
-    """Sum counters by operator, in stream order. Commands without an operator share a counter."""
+    """Sum the counters of each operator, in stream order. Commands whose operator is unknown share a counter."""
     groups: dict[int | None, OperatorCounter] = {}
     for counter in sorted(counters, key=lambda c: c.op.index):
         source = sources.at(counter.op.offset) if sources else None
@@ -88,13 +88,13 @@ PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """Return the PMU events that can be derived from the work, keyed by event number.
+    """Return the PMU event counts that can be derived from counters of work, keyed by event number.
 
-    MAC and AXI events are lower bounds, which assume that each byte moves once, in full beats, and that all MAC units are busy.
+    The MAC and AXI counts are lower bounds. They assume that each byte moves once, in full beats, and that all MAC units are busy.
 
     Args:
-        ports: AXI port by region. Default: the configuration of Arm's driver.
-        cycles: Cycles of all runs, e.g. Vela's estimate, reported as CYCLE and NPU_ACTIVE. If None, cycle events are omitted.
+        ports: AXI port of each region. Default: the configuration of Arm's driver.
+        cycles: Cycles of all runs, e.g. Vela's estimate, reported as CYCLE and NPU_ACTIVE. If None, these events are omitted.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -115,7 +115,7 @@ def events(
 
 @dataclass
 class Tally:
-    """Executions of an operation and their seconds, in total and in the last run."""
+    """The number of executions of an operation and their duration in seconds, in total and in the last run."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -151,7 +151,10 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return (name, seconds) pairs of the last run without waits, per operator if ``sources`` are known, or else per command."""
+    """Return (name, seconds) pairs for the last run, excluding waits.
+
+    Each pair is for one operator if ``sources`` is given, and otherwise for one command.
+    """
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

@@ -25,8 +25,8 @@ class Line:
     """One decoded operation.
 
     Attributes:
-        tensors: Description of each tensor, keyed by OFM, IFM, WEIGHT, ...
-        details: Description of kernel, scale, activation, ..., keyed by subject.
+        tensors: Description of each tensor, keyed by its role: OFM, IFM, WEIGHT, ...
+        details: Description of each other property, keyed by its name: kernel, scale, activation, ...
         registers: Parameters and registers of the operation (see ``stream.describe``).
         fault: Reason why the operation cannot run.
     """
@@ -42,7 +42,7 @@ class Line:
 
 
 def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
-    """Iterate over the operations in stream order."""
+    """Yield a ``Line`` for each operation in stream order."""
     for op in program.operations():
         tensors: dict[str, str] = {}
         details: dict[str, str] = {}
@@ -71,7 +71,7 @@ def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any
 
 
 def text(program: Program, sources: Sources | None = None) -> str:
-    """Format a program as text with a heading for each operator."""
+    """Format a ``Program`` as text with a heading for each operator."""
     header = program.header
     out = [f"; {header.npu.name}, {len(program.commands)} commands, {header.stop - header.start} bytes"]
     before: Source | None = None

@@ -1,9 +1,8 @@
-"""Feature maps: boxes [H, W, C] stored in a region.
+"""Feature maps: arrays [H, W, C] stored in a region."""
 
-A box has at most four tiles, each with its own base address (npu-reference 3.2). In a tile, the address of an element is
-``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
-(NHCWB16: bricks of 16 channels). Elements of the last brick beyond channel C are not accessed (npu-reference 3.3).
-"""
+# A feature map has at most four tiles, each with its own base address (npu-reference 3.2). In a tile, the address of an element is
+# ``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
+# (NHCWB16: bricks of 16 channels). Elements of the last brick beyond channel C are not accessed (npu-reference 3.3).
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 
 
 def element_type(signed: int, precision: int) -> Dtype:
-    """Return the NumPy type of a precision field.
+    """Return the NumPy type that a precision field selects.
 
     The values 0, 1, 2 and 3 select 8, 16, 32 and 64 bits. int48 is stored in 64 bits (npu-reference 2.5).
     """
@@ -38,7 +37,7 @@ def type_range(dtype: Dtype) -> tuple[int, int]:
 
 
 class Tile(NamedTuple):
-    """A rectangle of a box, with one base address."""
+    """A rectangle of a feature map, with its own base address."""
 
     y: int
     x: int
@@ -54,7 +53,7 @@ class View:
 
     Attributes:
         array: [h, w, C], or [h, bricks, w, 16] for NHCWB16.
-        rest: Last brick of NHCWB16 if it is partial.
+        rest: View of the last brick if that has fewer than 16 channels, or None.
     """
 
     tile: Tile
@@ -68,7 +67,7 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """The location and layout of a box. Immutable by convention."""
+    """The location and layout of a feature map [H, W, C] in memory. Immutable by convention."""
 
     name: str
     region: int
@@ -105,7 +104,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The tiles of the box, split at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
+        """The tiles, which are split at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
@@ -123,7 +122,7 @@ class FeatureMap:
         return [Tile(*box, self.bases[number], number) for number, box in enumerate(boxes) if box[2] > 0 and box[3] > 0]
 
     def extents(self) -> list[tuple[int, int]]:
-        """Return [lowest address, end address) of each tile. For NHCWB16, the range includes whole bricks."""
+        """Return the address range [low, end) of each tile. For NHCWB16, the range includes whole bricks."""
         size = self.dtype.itemsize
         sy, sx, sc = self.strides
         channels = (-(-self.depth // BRICK) - 1) * sc + BRICK * size if self.bricks else self.depth * size
@@ -221,7 +220,7 @@ def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> Feat
 
 
 def read_rows(views: list[View], first: int, out: Array) -> None:
-    """Copy n rows of a box, starting at row ``first``, to ``out`` [n, W, C]. The type of ``out`` must represent all values."""
+    """Copy n rows, starting at row ``first``, to ``out`` [n, W, C], whose type must be able to represent all values."""
     for view, rows, part in _overlaps(views, first, out):
         if view.array.ndim == 3:
             part[...] = view.array[rows]
@@ -234,7 +233,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C] in n rows of a box, starting at row ``first``. ``values`` must have the stored type."""
+    """Store ``values`` [n, W, C] in n rows, starting at row ``first``. Their type must be that of the stored elements."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part
@@ -255,7 +254,7 @@ def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[Vi
 
 
 def by_brick(array: Array, full: int) -> Array:
-    """View the first full*16 channels of [h, w, c] as [h, w, full, 16]."""
+    """Return a view [h, w, full, 16] of the first full*16 channels of an array [h, w, c]."""
     h, w, _ = array.shape
     sy, sx, size = array.strides
     return np.lib.stride_tricks.as_strided(array, (h, w, full, BRICK), (sy, sx, BRICK * size, size))

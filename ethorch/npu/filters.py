@@ -1,9 +1,8 @@
-"""Decoded weights, biases and scales of an operation, prepared for exact matrix products.
+"""Decoded weights, biases and scales of an operation, prepared for exact matrix products."""
 
-x*w is summed over raw IFM values, with the zero point as padding. ``Filter.offset`` contains the zero point's contribution. So
-|sum| <= max|x| * sum|w|, which depends only on the weights. float32 sums are exact below 2**24, float64 sums below 2**53. A sum
-beyond the float32 bound is split into partial sums within the bound, if that is faster than float64.
-"""
+# x*w is summed over raw IFM values, with the zero point as padding. ``Filter.offset`` contains the zero point's contribution. So
+# |sum| <= max|x| * sum|w|, which depends only on the weights. float32 sums are exact below 2**24, float64 sums below 2**53. A sum
+# beyond the float32 bound is split into partial sums within the bound, if that is faster than float64.
 
 from __future__ import annotations
 
@@ -34,15 +33,15 @@ _PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memor
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """Weights for exact products in a float type: [K, O] for CONV (K = KH*KW*C), or [KH*KW, O] for DEPTHWISE.
+    """Weights for exact matrix products in a float type.
 
     Attributes:
-        matrix: Weights in the smallest integer type that represents all of them.
+        matrix: Weights [K, O] for CONV (K = KH*KW*C) or [KH*KW, O] for DEPTHWISE, in the smallest sufficient integer type.
         dtype: Float type of the product.
-        parts: Row ranges of ``matrix``. The sum over each range is exact in ``dtype``.
-        offset: int64[O], the contribution of the zero point to each sum.
+        parts: Row ranges of ``matrix``. The accumulator of each range is exact in ``dtype``.
+        offset: int64[O], the contribution of the zero point to each accumulator.
         bias: int64[O], added by the output stage (npu-reference 8.1).
-        largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
+        largest: float64[O], a bound on |accumulator + offset + bias| and on intermediate sums.
     """
 
     matrix: Array
@@ -124,7 +123,7 @@ class Streams:
         parts = _parts(sums, most, step, rows.shape[1])
         largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
-            raise MachineFault("accumulators of a convolution may reach 2**53; expected smaller ones")
+            raise MachineFault("expected convolution accumulators below 2**53, but these weights permit larger ones")
         largest += np.abs(bias) + np.abs(offset)
         matrix = np.ascontiguousarray(rows.T)
         dtype = np.float32 if parts else np.float64
@@ -155,27 +154,27 @@ class Streams:
         decode_weights = decode.decode_fast if fast else decode.decode_standard
         streams = [decode_weights(read(span)) for span in self.weight_spans]
         if sum(map(len, streams)) < order.weights:  # checked before an array of the declared size is allocated
-            raise MachineFault(f"expected at least {order.weights} weights in the streams, got {sum(map(len, streams))}")
+            raise MachineFault(f"expected at least {order.weights} weights in the weight streams, got {sum(map(len, streams))}")
         flat = np.zeros(order.weights, np.result_type(*streams))
         if fast:
             streams = self._sequences(streams[0], order)
         for s in range(len(streams)):
             self._place(flat, streams.pop(0).astype(flat.dtype, copy=False), replace(order, stream=s))
         if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
-            raise MachineFault(f"expected 9-bit weights ({LEAST_WEIGHT}..{MOST_WEIGHT}), got {flat.min()}..{flat.max()}")
+            raise MachineFault(f"expected 9-bit weights ({LEAST_WEIGHT}..{MOST_WEIGHT}), got weights of {flat.min()}..{flat.max()}")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
         # Padding to 32 bytes can add trailing values.
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
-            raise MachineFault(f"expected at least {count} weights in the stream, got {len(values)}")
+            raise MachineFault(f"expected at least {count} weights in the weight stream, got {len(values)}")
         return list(traversal.sequences(order, values[:count])) if order.streams > 1 else [values[:count]]
 
     def _place(self, flat: Array, values: Array, order: Order) -> None:
         count = traversal.entries(order, self.family)
         if len(values) != count:
-            raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
+            raise MachineFault(f"expected {count} weights in the weight stream, got {len(values)}")
         traversal.place(order, self.family, values, flat)
 
 
@@ -224,7 +223,7 @@ def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
 def _order(op: Operation, ifm: FeatureMap, kind: str, kernel: tuple[int, int]) -> Order:
     microblock = op.state.get("ACC_FORMAT.microblock", 0)
     if microblock not in op.npu.ofm_units:
-        raise MachineFault(f"ACC_FORMAT.microblock {microblock} leaves no channels for some weight decoders of {op.npu.name}")
+        raise MachineFault(f"expected ACC_FORMAT.microblock in {sorted(op.npu.ofm_units)} on {op.npu.name}, got {microblock}")
     return Order(
         kind=kind,
         ofm_depth=op["OFM_DEPTH"],

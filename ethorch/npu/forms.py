@@ -1,8 +1,6 @@
-"""Operations as data, which the plan executes in compiled code.
+"""Operations as data, which execution plans run in compiled code.
 
-``Prepared.run`` defines the correct result of each operation.
-
-Forms, windows and ``Prepared`` are immutable by convention.
+``Prepared.run`` defines the correct results. Instances of these classes are immutable by convention.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class Nothing:
 
 @dataclass(eq=False)
 class Copy:
-    """A DMA of one contiguous range of bytes."""
+    """A DMA transfer of one contiguous range of bytes."""
 
     source: Span
     target: Span
@@ -36,12 +34,12 @@ class Copy:
 
 @dataclass(eq=False)
 class Transfer:
-    """A DMA of ``outer`` * ``inner`` ranges of ``length`` bytes each.
+    """A DMA transfer of ``outer`` * ``inner`` ranges of ``length`` bytes each.
 
     Attributes:
-        source, target: Region, address, inner and outer stride in bytes.
-        by_source, by_target: Whether indices determine the inner position in the source or target.
-        index: Region, address, and bytes between indices of consecutive outer iterations.
+        source, target: Region, address, and inner and outer strides in bytes.
+        by_source, by_target: Whether indices select the ranges in the source or target (gather or scatter).
+        index: Region and address of the indices, and bytes from one outer iteration's indices to the next.
         limit: Largest allowed index.
     """
 
@@ -83,7 +81,7 @@ class Pool:
     Attributes:
         kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
         window: Kernel window, or None for NONE.
-        scaling: Scaling of the OFM, a scale stream, or None for AVERAGE.
+        scaling: Scaling of the OFM, streams with per-channel scales, or None for AVERAGE.
     """
 
     kind: str
@@ -94,14 +92,14 @@ class Pool:
 
 @dataclass(eq=False)
 class Value:
-    """The function of an elementwise operation, as a Python function and as data.
+    """The function of an elementwise operation, both as a Python function and as data.
 
     Attributes:
         name: U85 name of the mode: ADD, MUL, ...
-        compute: Function of int64 arrays that also applies ``scales`` to the operands.
+        compute: Function of int64 arrays, which also applies ``scales`` to its operands.
         wraps: Whether the result is truncated to 32 bits.
         rounds: Whether a right shift rounds half up instead of down.
-        mask: Bits of the first operand that are used (LSR), or -1 for all bits.
+        mask: Bits of the first operand that LSR uses, or -1 for all bits.
     """
 
     name: str
@@ -114,7 +112,7 @@ class Value:
 
 @dataclass(eq=False)
 class Elementwise:
-    """An elementwise operation. An operand is a feature map, or a constant after subtraction of the zero point."""
+    """An elementwise operation. Each operand is a feature map, or a constant minus its zero point."""
 
     value: Value
     operands: tuple[FeatureMap | int, ...]
@@ -127,7 +125,7 @@ class Resize:
     """A resize operation of U85.
 
     Attributes:
-        rows, columns: Denominator n, then two input indices and the numerator of the fraction for each output index.
+        rows, columns: Denominator n, and for each output index two input indices and the numerator of the weight of the second.
     """
 
     ifm: FeatureMap

@@ -1,11 +1,10 @@
-"""The optional checks ``overlap`` and ``uninitialized``.
+"""The optional checks ``overlap`` and ``uninitialized``."""
 
-``overlap`` finds operations that can overwrite their inputs before reading them. The simulator reads all inputs first, but the
-hardware works in blocks and reads ahead. Vela overlaps only elementwise operations with equal layouts (feature ReuseIFM),
-which is safe.
-
-``uninitialized`` finds operations that compute with bytes that neither the caller nor the stream has written.
-"""
+# ``overlap`` finds operations that can overwrite their inputs before reading them. The simulator reads all inputs first, but the
+# hardware works in blocks and reads ahead. Vela lets the OFM overlap an input only in elementwise operations with equal layouts
+# (feature ReuseIFM), which is safe.
+#
+# ``uninitialized`` finds operations that compute with bytes that neither the caller nor the stream has written.
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def _layout(fm: FeatureMap) -> tuple[object, ...]:
 
 
 class Unwritten:
-    """The unwritten bytes of a memory. Constants count as written."""
+    """A map of the bytes of a memory that have not been written. Constants count as written."""
 
     def __init__(self, memory: Memory):
         self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}

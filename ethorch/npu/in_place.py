@@ -1,9 +1,8 @@
-"""Rewrite command streams to access inputs and outputs at other addresses instead of copying them.
+"""Rewrite command streams to access inputs and outputs at other addresses instead of copying them."""
 
-Vela reuses the scratch bytes of an input after its last read, and those of an output before its first write.
-To redirect only accesses to the tensor itself, each byte is tracked through the stream, forward for inputs and backward for
-outputs.
-"""
+# Vela reuses the scratch bytes of an input after its last read, and those of an output before its first write.
+# To redirect only accesses to the tensor itself, each byte is tracked through the stream, forward for inputs and backward for
+# outputs.
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ class Inputs:
     def follows(self, output: int, number: int) -> bool:
         """Return True if the stream finishes reading input ``number`` before it writes ``output``, so that both can share bytes.
 
-        Operations execute in order, except transfers, which require a command that waits for them.
+        Operations execute in order. Only transfers can overlap later operations, until a command waits for them.
         """
         reads = [use.step for use in self._reads if use.window == number]
         writes = [use.step for use in self._writes if use.window == output and use.writes]
@@ -129,12 +128,13 @@ class Inputs:
         """Rewrite the payload to access inputs and outputs at other addresses.
 
         Args:
-            places: Region and address of each moved input, keyed by input index. The region must be odd, and the address change a
-                multiple of IN_PLACE_ALIGNMENT.
-            outputs: The same for moved outputs. An output that overlaps an input must follow it (see :meth:`follows`).
+            places: Region and address of each moved input, keyed by input index. The region must be odd, and the
+                address must change by a multiple of IN_PLACE_ALIGNMENT.
+            outputs: Region and address of each moved output, keyed by output index. An output that overlaps an input must follow it
+                (see :meth:`follows`).
 
         Returns:
-            The new payload, and its decoded Program without constants.
+            The new payload, and the ``Program`` decoded from it, without constants.
 
         Raises:
             MachineFault: The stream cannot access an input or output at the requested address.

@@ -1,4 +1,4 @@
-"""Execution of a program's operations on memory."""
+"""Execution of a ``Program`` on memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKS = {"overlap", "uninitialized"}
 
 @dataclass(frozen=True)
 class Trace:
-    """The argument of a Machine's ``trace``: an operation, its inputs before execution, and its outputs after execution."""
+    """The argument of a ``trace`` function: an operation, its inputs before execution, and its outputs after execution."""
 
     op: Operation
     inputs: Mapping[str, Array]
@@ -43,18 +43,18 @@ class Trace:
 
 
 class Machine:
-    """A simulated NPU that executes a Program.
+    """A simulated NPU that executes a ``Program``.
 
     Region 0 contains the constants of the program, region 1 is scratch, and region 2 is fast scratch. A Machine serves one thread
-    at a time. Several Machines can share a Program.
+    at a time. Several Machines can share a ``Program``.
 
     Args:
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates nothing (npu-reference 1.1).
         regions: Arrays (uint8) to use as memory without a copy, keyed by region number.
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
-        checks: ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``). ``overlap`` rejects
-            operations whose OFM could overwrite an input before hardware reads it.
-        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, limited to 2**35..2**41. A
+        checks: Names of checks. ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``).
+            ``overlap`` rejects operations whose OFM could overwrite an input before hardware reads it.
+        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, but within 2**35..2**41. A
             stream without branches is rejected before it runs; a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
@@ -77,7 +77,7 @@ class Machine:
         compiled: bool = True,
     ):
         if unknown := set(checks) - CHECKS:
-            raise MachineFault(f"unknown checks {sorted(unknown)}; expected {', '.join(sorted(CHECKS))}")
+            raise MachineFault(f"unknown checks {', '.join(sorted(unknown))}; expected {', '.join(sorted(CHECKS))}")
         sizes = {SCRATCH: scratch_bytes, SCRATCH_FAST: scratch_fast_bytes}
         self.program = program
         self.sources = sources
@@ -100,7 +100,7 @@ class Machine:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the compiled code, or None if the program runs in NumPy or has not run."""
+        """The plan for compiled execution, or None if the program runs in NumPy or has not been run."""
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
@@ -204,7 +204,7 @@ class Machine:
     def _result_flag(self) -> bool:
         last = self.memory.written
         if last is None or last.elements != 1:
-            raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
+            raise MachineFault("a conditional branch requires that the previous operation has an OFM with one element")
         return bool(self.memory.read(last).any())
 
     def _check_budget(self, work: int, verb: str) -> None:
@@ -272,12 +272,12 @@ class Machine:
 
     @property
     def counters(self) -> dict[int, Counter]:
-        """Counters of the executed operations, keyed by command index."""
+        """The counters of the executed operations, keyed by command index."""
         return {step.op.index: counter_of(step, tally) for step, tally in self._all_tallies().items()}
 
     @property
     def operators(self) -> list[OperatorCounter]:
-        """Counters for each operator of the model."""
+        """The counters for each operator of the model."""
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:

@@ -21,7 +21,7 @@ INTERNAL = -1  # the region number used here for internal memory
 
 @dataclass(frozen=True)
 class Span:
-    """A contiguous range of bytes that an operation accesses: weights, scales or DMA."""
+    """A contiguous range of bytes that an operation accesses: weights, scales, or data of a DMA transfer."""
 
     name: str
     region: int
@@ -62,14 +62,14 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
 
 class Memory:
-    """Regions, and the state of the NPU between operations.
+    """The regions, and the state of the NPU between operations.
 
     Attributes:
         constants: Region 0, read-only.
-        chain: Boxes in chain buffers, keyed by number.
+        chain: Contents of the chain buffers, keyed by buffer number.
         accumulator: Accumulators that an operation without an OFM passes to the next operation, or None.
-        written: Feature map written last, or None.
-        watch: Function called with each span before the span is written.
+        written: Feature map that was written last, or None.
+        watch: Function called with each span before its bytes are written.
     """
 
     def __init__(self, regions: dict[int, Bytes], constants: Bytes, decoded: Memo[Any]):
@@ -94,7 +94,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return a box [H, W, C] in its stored type. The result is a view if the layout permits it."""
+        """Return the elements [H, W, C] of a feature map in their stored type, as a view if the layout permits it."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -111,7 +111,7 @@ class Memory:
             read_rows(self.views(fm), first, out)
 
     def write(self, fm: FeatureMap, values: Array) -> None:
-        """Store a box in memory or in a chain buffer."""
+        """Store the elements of a feature map in memory or in a chain buffer."""
         self.written = fm
         if fm.storage == STORAGE_CHAINED:
             self.chain[fm.region] = values
@@ -119,7 +119,7 @@ class Memory:
             write_rows(self.views(fm), 0, values)
 
     def write_rows(self, fm: FeatureMap, first: int, values: Array) -> None:
-        """Store ``values`` in consecutive rows of a box in memory, starting at row ``first``."""
+        """Store ``values`` in consecutive rows of a feature map in memory, starting at row ``first``."""
         self.written = fm
         write_rows(self.views(fm), first, values)
 
@@ -127,11 +127,11 @@ class Memory:
         values = self.chain.get(fm.region)
         if values is None or values.shape != fm.shape:
             have = "nothing" if values is None else f"shape {values.shape}"
-            raise MachineFault(f"{fm.name}: expected a box of shape {fm.shape} in chain buffer {fm.region}, got {have}")
+            raise MachineFault(f"{fm.name}: expected an array of shape {fm.shape} in chain buffer {fm.region}, got {have}")
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
-        """Return views of the tiles of a feature map. Raise MachineFault if it is not inside a region, or misaligned."""
+        """Return views of the tiles of a feature map. Raise MachineFault if a tile is outside its region or misaligned."""
         views = self._views.get(fm)
         if views is None:
             if not fm.in_memory:
@@ -162,7 +162,7 @@ class Memory:
         return memory[span.base : span.base + span.size_bytes]
 
     def writable(self, span: Span) -> Bytes:
-        """Return the bytes of a span for writing. Raise MachineFault for region 0."""
+        """Return the writable bytes of a span. Raise MachineFault if the span is in region 0."""
         if span.region == 0:
             raise MachineFault(f"{span.name} writes to region 0, which holds constants")
         memory = self.span(span)
@@ -176,7 +176,7 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True if the region contains the program's constants, so that decoded values remain valid."""
+        """Return True if the region contains the program's constants, so that values decoded from them remain valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:

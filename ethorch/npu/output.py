@@ -1,4 +1,4 @@
-"""Output stage: scale, zero point, clamp or table, store (npu-reference 6.2-6.4, 8.8)."""
+"""The output stage: scaling, zero point, clamp, lookup table, and store (npu-reference 6.2-6.4, 8.8)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRANSPOSES = {
 
 @dataclass(frozen=True)
 class Table:
-    """The format of a lookup table: entry type, index origin, and the formula of interpolating tables.
+    """The format of a lookup table: entry type, index origin, and interpolation formula if it interpolates.
 
     On U85, tables are numbered, and table n starts at n * ``size_bytes``. U55 and U65 tables start at multiples of 256 bytes
     (npu-reference 7).
@@ -78,7 +78,7 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 
 @dataclass(frozen=True)
 class Activation:
-    """The operations between scale and store: a clamp, and optionally a lookup table (built-in or stored in internal memory)."""
+    """A clamp, optionally followed by a lookup table that is built in or stored in internal memory."""
 
     clamp: Clamp
     table: Table | None = None
@@ -145,11 +145,11 @@ def _intersect(a: Clamp, b: tuple[int, int]) -> tuple[int, int]:
 
 
 def activation(op: Operation, ofm: Dtype) -> Activation:
-    """Return the activation of an operation. Raise MachineFault for an empty clamp or an unsupported table."""
+    """Return the activation of an operation. Raise MachineFault if the clamp is empty or the table is not supported."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
         raise MachineFault(
-            f"ACTIVATION_MIN, ACTIVATION_MAX and the clip range permit no value ({result.clamp[0]}..{result.clamp[1]} is empty)"
+            f"ACTIVATION_MIN, ACTIVATION_MAX and the clip range permit no value (range {result.clamp[0]}..{result.clamp[1]} is empty)"
         )
     return result
 
@@ -170,8 +170,8 @@ class Plan:
 class OutputStage:
     """The conversion of an operation's accumulators to OFM bytes.
 
-    ``accumulate`` processes exact int64 accumulators. ``finish`` processes floating-point sums of a convolution, in float64 if the
-    result is exact (see ``plan``).
+    ``accumulate`` processes exact int64 accumulators. ``finish`` processes floating-point accumulators of a convolution,
+    in float64 if the result is exact (see ``plan``).
     """
 
     def __init__(self, op: Operation):
@@ -199,13 +199,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if the output stage must process the whole box in one call, to transpose it or to add or keep accumulators."""
+        """True if all rows must be processed in one call, to transpose them or to add or keep accumulators."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add the kept accumulators or IFM2 to ``acc``, then keep or output the result (npu-reference 8.1)."""
+        """Add the kept accumulators or IFM2 to ``acc``. Keep the sum, or convert and store it (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -216,21 +216,21 @@ class OutputStage:
             self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
 
     def quantize(self, acc: Ints, scaling: Scaling | None) -> Ints:
-        """Scale, add the zero point and clamp. Return int64 values for the lookup table or the output."""
+        """Scale accumulators, add the zero point, and clamp the result. Return int64 values for the lookup table or the output."""
         y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
         if self.activation.clamp is not None:
             y = np.clip(y, *self.activation.clamp)
         return y
 
     def activate(self, m: Memory, y: Array) -> Array:
-        """Convert quantized values to the stored type, with the lookup table or by truncation."""
+        """Convert quantized values to the stored type. Apply the lookup table if there is one."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
         return y.astype(self.ofm.dtype)
 
     def write(self, m: Memory, values: Array) -> None:
-        """Store a box [H, W, C], transposed or reversed, in memory or a chain buffer (npu-reference 8.5, 8.8)."""
+        """Transpose or reverse values [H, W, C] if necessary, and store them in memory or a chain (npu-reference 8.5, 8.8)."""
         if self.reverse >= 0:
             values = np.flip(values, self.reverse)
         m.write(self.ofm, values.transpose(self.transpose))
@@ -238,12 +238,10 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Choose float64 for the sums of ``f`` if it is exact for every possible value, and int64 otherwise.
-
-        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms are
-        integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp whenever it does. This holds if
-        2**(52-s) is beyond the clamp, because rounding errors are far smaller.
-        """
+        """Return the scaling of the accumulators of ``f``: in float64 if that is exact for all values, or else in int64."""
+        # y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms
+        # are integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp whenever it does. This
+        # holds if 2**(52-s) is beyond the clamp, because rounding errors are far smaller.
         if self._plan is not None and self._plan.filter is f:
             return self._plan
         bias = f.offset + f.bias
@@ -261,7 +259,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Scale and store the rows that start at ``first``. ``sums`` [n*W, C] must be exact, and may be overwritten."""
+        """Scale exact accumulators ``sums`` [n*W, C], which may be overwritten, and store them in n rows from ``first``."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

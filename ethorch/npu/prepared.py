@@ -1,4 +1,4 @@
-"""Prepared operations (functions of memory) and their cost."""
+"""Prepared operations, which are functions of memory, and their cost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Prepared:
     """A prepared operation.
 
     Attributes:
-        reads, writes: Accessed feature maps and spans, for counters, traces and checks.
+        reads, writes: Feature maps and spans that the operation accesses, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Size of the largest array that a run allocates.
-        swept: Number of elements processed by all loop iterations of a run.
-        turns: Number of these iterations.
+        swept: Number of elements that all loop iterations of a run process.
+        turns: Number of loop iterations of a run.
         computes: False for commands that only move bytes or order execution.
-        scattered: Source and target region of a DMA with several byte ranges, or None.
+        scattered: Source and target region of a DMA transfer of several byte ranges, or None.
         form: The operation as data (see ``forms``), or None.
     """
 
@@ -53,7 +53,7 @@ class Prepared:
 
     @cached_property
     def work(self) -> int:
-        """Cost of a run in work units."""
+        """The cost of one run in work units."""
         touched = self.elements + sum(fm.elements for fm in self.maps) + self.dma_bytes
         fixed = OPERATION_WORK if self.computes else COMMAND_WORK
         return fixed + self.macs + ELEMENT_WORK * touched + SWEEP_WORK * self.swept + TURN_WORK * self.turns
@@ -64,7 +64,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Return a decorator for functions that prepare NPU_OP_* ``name`` on ``families``."""
+    """Return a decorator that registers a function to prepare the command ``name`` on ``families``."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:
@@ -77,7 +77,7 @@ def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
 
 @dataclass
 class Lazy:
-    """A value that is computed on the first run, after sizes have been checked against memory."""
+    """A value that is computed on the first run, when its size has been checked against the memory size."""
 
     make: Callable[[], Array]
     value: Array | None = field(default=None)

@@ -55,7 +55,7 @@ def test_chain_buffers_hold_one_box_each():
     values = np.ones((2, 3, 4), np.int16)
     m.write(box((2, 3, 4), storage=STORAGE_CHAINED, region=5), values)
     assert np.array_equal(m.read(box((2, 3, 4), storage=STORAGE_CHAINED, region=5)), values)
-    with pytest.raises(MachineFault, match=r"IFM: expected a box of shape \(2, 3, 5\) in chain buffer 5, got shape \(2, 3, 4\)"):
+    with pytest.raises(MachineFault, match=r"IFM: expected an array of shape \(2, 3, 5\) in chain buffer 5, got shape \(2, 3, 4\)"):
         m.read(box((2, 3, 5), storage=STORAGE_CHAINED, region=5))
     with pytest.raises(MachineFault, match="in chain buffer 4, got nothing"):
         m.read(box((2, 3, 4), storage=STORAGE_CHAINED, region=4))

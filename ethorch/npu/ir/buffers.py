@@ -11,7 +11,7 @@ from ethorch.npu.runs import Run
 
 @dataclass
 class Buffer:
-    """Bytes [low, high) of a region that move as a unit."""
+    """The bytes [low, high) of a region, which can only be moved together."""
 
     region: int
     low: int
@@ -27,7 +27,7 @@ class Buffer:
 
     @property
     def first(self) -> int:
-        """Position of the first write, or of the first read if nothing writes the bytes. -1 for a host input."""
+        """The position of the first write, or of the first read if nothing writes the bytes. -1 for an input from the host."""
         return -1 if self.is_input else min(self.writers or self.readers)
 
 
@@ -65,7 +65,7 @@ def find_buffers(
     """Return the buffers of a stream in the order of their first accesses.
 
     Args:
-        inputs, outputs: (region, first address, end address) of the host's tensors.
+        inputs, outputs: (region, first address, end address) of each host tensor.
     """
     union = _Union()
     values: list[_Value] = []

@@ -1,6 +1,6 @@
 """Dataflow of a command stream.
 
-Each byte has a label: its writer and its position in the written output, or its value if it is constant.
+Each byte has a label: the operation that wrote it and its position in that operation's output, or its value if it is constant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: in
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Digests of the labels that operations read."""
+    """Digests of the labels of the bytes that operations and the host read."""
 
     reads: Mapping[int, tuple[str, ...]]  # by the operation's key, one digest for each read access
     outputs: tuple[str, ...]  # by the number of the host's output
@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        Copies of kernels and contiguous transfers have no digest. A transfer may read unused bytes after a tensor.
+        Kernels that only copy and contiguous transfers move the labels, and have no digests.
         """
         form = op.prepared.form
         if isinstance(form, Copy):
@@ -116,7 +116,7 @@ class LabelMemory:
         return _digest(self.read(access))
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return the labels of a map [H, W, C]."""
+        """Return the labels of a feature map's bytes as [H, W, C]."""
         scaled = _scale(fm)
         box = np.empty(scaled.shape, scaled.dtype)
         read_rows(scaled.views(self.regions[fm.region].view(np.uint8)), 0, box)

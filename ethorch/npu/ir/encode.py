@@ -66,10 +66,10 @@ def encode_with_offsets(stream: Stream) -> Encoded:
 
 
 def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
-    """Return BLOCKDEP of each kernel, by key. The kernels of a chain run together, and have the same value.
+    """Return the value of BLOCKDEP for each kernel, keyed by ``Op.key``.
 
-    If the kernels of a chain and the kernel before it have their decoded order, the values are the decoded ones. Otherwise, they
-    are 0 if the chain reads bytes that the kernel before it writes, or else the maximum.
+    A chain keeps its decoded values if its kernels and the kernel before it are in their decoded order. Otherwise, all its kernels
+    have the value 0 if the chain reads bytes that the kernel before it writes, or else the maximum.
     """
     blockdeps: dict[int, int] = {}
     before: Op | None = None
@@ -86,7 +86,7 @@ def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
 
 
 def derive_waits(ops: Sequence[Op]) -> list[list[Wait]]:
-    """Return the waits before each operation (npu-reference 7)."""
+    """Return the waits that must precede each operation (npu-reference 7)."""
     running: dict[bool, list[Op]] = {True: [], False: []}  # unfinished operations: transfers, kernels
     waits: list[list[Wait]] = []
     for op in ops:

@@ -1,4 +1,4 @@
-"""Memory of a program."""
+"""Memory contents for a command stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """Regions, constants and host tensors of a program."""
+    """The regions, constants and host tensors of a command stream."""
 
     constants: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))  # contents of region 0
     sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of the other regions

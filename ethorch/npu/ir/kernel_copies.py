@@ -19,10 +19,10 @@ _WIDEST = 2  # bytes of an element whose scaling is checked for each value
 
 @dataclass(frozen=True)
 class KernelCopy:
-    """A copy of a box by a kernel.
+    """A kernel that copies a feature map to another.
 
     Attributes:
-        axes: Axis of the source for each axis of the target.
+        axes: For each axis of the target, the axis of the source.
     """
 
     source: FeatureMap
@@ -39,7 +39,7 @@ class KernelCopy:
 
 
 def find_kernel_copy(op: Op) -> KernelCopy | None:
-    """Return the copy that a kernel performs, or None if it computes or its maps are chained."""
+    """Return the copy that a kernel performs, or None if it changes values or uses a chained feature map."""
     if op.name != "NPU_OP_POOL":
         return None
     form = op.prepared.form

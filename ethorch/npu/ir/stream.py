@@ -34,9 +34,9 @@ class Op:
     """A kernel or a DMA transfer.
 
     Attributes:
-        parameter: Bits 16 to 31 of the command, e.g. the mode of a pool.
+        parameter: Bits 16 to 31 of the command, e.g. the mode of a pooling operation.
         registers: Raw register values by name.
-        key: Byte offset of the command in the decoded stream, or negative for a new operation.
+        key: Byte offset of the command in the decoded stream, or a negative number for a new operation.
         before: Key of the previous kernel in the decoded stream (-1 for the first kernel), or None to derive BLOCKDEP.
         origin: Key of the decoded operation from which this one was copied or split, or None.
     """
@@ -57,7 +57,7 @@ class Op:
 
     @property
     def values(self) -> dict[str, int]:
-        """Decoded registers, e.g. ``IFM_PRECISION.signed``. Unused registers are 0."""
+        """The decoded registers, e.g. ``IFM_PRECISION.signed``. Unused registers are 0."""
         if self._values is None:
             values = dict(reset_state(self.npu.family))
             for name, raw in self.registers.items():
@@ -75,7 +75,7 @@ class Op:
         return self.derive(_prepare)
 
     def derive(self, function: Callable[[Op], T]) -> T:
-        """Return ``function`` of this operation. The result is kept until registers change."""
+        """Return ``function(self)``. The result is cached until a register changes."""
         if function not in self._derived:
             self._derived[function] = function(self)
         derived: T = self._derived[function]
@@ -86,13 +86,13 @@ class Op:
         self._values, self._derived = None, {}
 
     def copy(self, **raw: int) -> Op:
-        """Return a copy with changed registers."""
+        """Return a copy with the given raw register values."""
         if not raw:
             return replace(self, registers=dict(self.registers))
         return replace(self, registers={**self.registers, **raw}, _values=self._change_values(raw), _derived={})
 
     def _change_values(self, raw: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the decoded registers with changes, or None if they were not decoded before or are illegal."""
+        """Return the decoded registers with changes, or None if they have not been decoded or a new value is illegal."""
         if self._values is None:
             return None
         values = dict(self._values)
@@ -105,7 +105,7 @@ class Op:
 
     @property
     def reads(self) -> tuple[Run, ...]:
-        """Bytes that the operation may read, including internal memory."""
+        """The byte ranges that the operation may read, including internal memory."""
         return self.derive(_list_runs)[0]
 
     @property
@@ -141,12 +141,12 @@ class Stream:
     image: Image = field(default_factory=Image)
 
     def new_key(self) -> int:
-        """Return a new, negative key. Decrease it by one for further operations."""
+        """Return an unused negative key. All lower keys are unused, too."""
         return min([0, *(op.key for op in self.ops)]) - 1
 
 
 def group_chains(ops: Sequence[Op]) -> list[list[Op]]:
-    """Group the kernels of each chain, including the transfers between them."""
+    """Group the kernels of each chain with the transfers between them. Every other operation is a group of its own."""
     groups: list[list[Op]] = []
     is_open = False
     for op in ops:
@@ -180,7 +180,7 @@ def _used_registers(family: str, name: str, reads_ifm2: bool) -> tuple[str, ...]
 
 @lru_cache(maxsize=1 << 16)
 def decode_register(family: str, name: str, raw: int) -> Mapping[str, int]:
-    """Return the fields of a register. Raise MachineFault for illegal values."""
+    """Return the fields of a register. Raise MachineFault if a value is illegal."""
     row = rows_by_name(family)[name]
     return row.decode(row.code | (raw >> 32) << 16 | (raw & 0xFFFFFFFF) << 32 if row.cmd1 else row.code | raw << 16)
 

@@ -28,7 +28,10 @@ MATRIX_ELEMENTS = 1 << 18  # weights converted at a time if they are used only o
 
 @operation("NPU_OP_CONV", *ALL)
 def conv(op: Operation) -> Prepared:
-    """Prepare OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]). On U85, IFM2 can contain W."""
+    """Prepare the convolution OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]).
+
+    On U85, IFM2 can contain W.
+    """
     if op.mode:
         return _conv_ifm2(op)
     w = window(op)
@@ -39,7 +42,7 @@ def conv(op: Operation) -> Prepared:
 
 @operation("NPU_OP_DEPTHWISE", *ALL)
 def depthwise(op: Operation) -> Prepared:
-    """Prepare OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
+    """Prepare the convolution OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
     w = window(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
         raise MachineFault(f"depthwise convolution: expected OFM depth {w.ifm.depth} (the IFM depth), got {op['OFM_DEPTH']}")

@@ -30,7 +30,7 @@ PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A feature map or constant, minus its zero point."""
+    """A feature map or a constant, from which the zero point is subtracted."""
 
     fm: FeatureMap
     constant: int | None = None
@@ -134,7 +134,7 @@ CHECKS: dict[str, Callable[[Ints], None]] = {
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
 def elementwise_5x(op: Operation) -> Prepared:
-    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
+    """Prepare the operation OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
 
     IFM2 can be broadcast or constant.
     """
@@ -240,7 +240,7 @@ VALUES_5X: dict[str, Callable[[Operation], Value]] = {
 
 @operation("NPU_OP_ELEMENTWISE", U85)
 def elementwise_u85(op: Operation) -> Prepared:
-    """Prepare OFM = output stage of f(IFM - zero point, IFM2 - zero point).
+    """Prepare the operation OFM = output stage of f(IFM - zero point, IFM2 - zero point).
 
     Each operand can be broadcast, chained or constant (OP_SCALAR).
     """

@@ -31,13 +31,16 @@ ARGMAX_FRACTION = 16  # the index is in the upper half of the accumulator (npu-r
 
 @operation("NPU_OP_POOL", *U5X)
 def pool_5x(op: Operation) -> Prepared:
-    """Prepare a pool. AVERAGE divides by the number of valid positions only if the operation has padding (npu-reference 6.6)."""
+    """Prepare a pooling operation.
+
+    AVERAGE divides by the number of valid positions only if the operation has padding (npu-reference 6.6).
+    """
     return POOLS_5X[POOL_MODES_U85[op.mode]](op)
 
 
 @operation("NPU_OP_POOL", U85)
 def pool_u85(op: Operation) -> Prepared:
-    """Prepare a pool. AVERAGE always divides by the number of valid positions."""
+    """Prepare a pooling operation. AVERAGE always divides by the number of valid positions."""
     return POOLS_85[POOL_MODES_U85[op.mode]](op)
 
 
@@ -93,7 +96,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Prepare OFM = index of the first maximum along ``axis`` in each window (npu-reference 8.7)."""
+        """Prepare the operation OFM = index of the first maximum along ``axis`` in each window (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX_{'YX'[axis]}: expected a kernel of extent 1 along the {'xy'[axis]} axis, got {w.kernel}")
@@ -199,7 +202,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """Return the number of positions inside the IFM for each window, as [OH, OW, 1]."""
+    """Return the number of positions of each window that are inside the IFM, as [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
@@ -207,7 +210,7 @@ def valid_positions(w: Window) -> Ints:
         counts.append(((at >= 0) & (at < w.size[axis])).sum(axis=1))
     count: Ints = np.outer(*counts)[:, :, None]
     if not count.all():
-        raise MachineFault("a pooling window is completely inside the padding")
+        raise MachineFault("expected each pooling window to contain an element of the IFM, but one is completely in the padding")
     return count
 
 

@@ -20,10 +20,10 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 
 @operation("NPU_OP_RESIZE", U85)
 def resize(op: Operation) -> Prepared:
-    """Prepare OFM[i,j,c] = output stage of acc << 16. acc is the IFM at row (i*step + RESIZE_Y_OFFSET) / n.
+    """Prepare the operation OFM = output stage of (resized IFM << 16).
 
-    n is RESIZE_Y_SCALE_N, and RESIZE_Y contains the step. Columns use RESIZE_X. BILINEAR weights the two neighbors with n-f and the
-    remainder f, so acc is scaled by ny*nx. The other modes select a neighbor.
+    Row i of the OFM corresponds to the fractional IFM row (i*RESIZE_Y + RESIZE_Y_OFFSET) / RESIZE_Y_SCALE_N. BILINEAR weights the
+    two nearest rows with integers whose sum is RESIZE_Y_SCALE_N. The other modes select one row. The same holds for columns.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape
