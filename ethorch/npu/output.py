@@ -149,7 +149,7 @@ def activation(op: Operation, ofm: Dtype) -> Activation:
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
         raise MachineFault(
-            f"ACTIVATION_MIN, ACTIVATION_MAX and the clip range permit no value (range {result.clamp[0]}..{result.clamp[1]} is empty)"
+            f"ACTIVATION_MIN, ACTIVATION_MAX and the clip range permit no value ({result.clamp[0]}..{result.clamp[1]} is empty)"
         )
     return result
 

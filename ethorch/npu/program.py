@@ -33,7 +33,7 @@ def _read_only(constants: bytes | Array) -> Bytes:
 class Program:
     """A driver payload (COP1 or COP2) and the bytes of region 0.
 
-    Immutable and thread-safe. Decoded weights, prepared operations and plans are cached.
+    Instances are immutable and thread-safe. Decoded weights, prepared operations and plans are cached.
 
     Raises:
         MachineFault: The payload is malformed, or its NPU does not support a command.
@@ -53,11 +53,11 @@ class Program:
 
     @property
     def config(self) -> Npu:
-        """NPU for which the stream was compiled. Use ``config.name`` for names such as ``ethos-u55-128``."""
+        """The NPU for which the stream was compiled. Use ``config.name`` for names such as ``ethos-u55-128``."""
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
-        """Return a copy of the program with its constants replaced. The copy shares the prepared operations."""
+        """Return a copy of the program with the given constants. The copy shares the prepared operations."""
         program = copy(self)
         program.constants = _read_only(constants)
         program.decoded, program.plans = Memo(), Memo()
@@ -66,12 +66,12 @@ class Program:
     def operations(self) -> Iterator[Operation]:
         """Iterate over the operations in stored order, as if no branch were taken.
 
-        Reading the registers of an operation is fast only until the next iteration.
+        The registers of an operation can be read fast only until the next iteration.
         """
         return stream.operations(self.config, self.commands)
 
     def steps(self) -> list[Step]:
-        """Return the prepared operations up to NPU_OP_STOP. Requires a stream without branches."""
+        """Return the prepared operations before NPU_OP_STOP. Requires a stream without branches."""
 
         def make() -> list[Step]:
             steps: list[Step] = []
@@ -85,7 +85,7 @@ class Program:
 
     @cached_property
     def work(self) -> int:
-        """Work units of a run. Requires a stream without branches."""
+        """The work units of one run. Requires a stream without branches."""
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:

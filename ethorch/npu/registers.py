@@ -1,11 +1,10 @@
-"""Tables of commands, registers and NPU configurations.
+"""Tables of commands, registers and NPU configurations."""
 
-Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A ``Register`` handles
-minus-one encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or
-by ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
-
-Sources: Arm's register headers (npu-reference 1.3, 2), and the CONFIG words in payloads of all targets.
-"""
+# Bit positions refer to a whole command: bits 0..31 are the first word, bits 32..63 the second (CMD1 only). A ``Register`` handles
+# minus-one encodings, sign extension and split addresses. ``decode`` returns integers keyed by register name (``IFM_DEPTH``), or
+# by ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
+#
+# Sources: Arm's register headers (npu-reference 1.3, 2), and the CONFIG words in payloads of all targets.
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ class Npu:
     """An NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: Weight streams per operation. u65-512 has two cores; U85 has one weight decoder per stream.
-        internal_bytes: Internal memory that a DMA can write: the SHRAM of one core, or the LUT RAM of U85.
+        cores: Weight streams per operation: one for each core, or on U85 for each weight decoder.
+        internal_bytes: Internal memory that a DMA can write: the SHRAM of one core, or the LUT RAM on U85.
         ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have only the key 0.
     """
 
@@ -80,7 +79,7 @@ NPUS: Mapping[int, Npu] = {
 
 @dataclass(frozen=True)
 class Field:
-    """The bits low..high of a command. ``values`` lists the legal values if only some are legal."""
+    """The bits low..high of a command. ``values`` lists the legal values if not all are legal."""
 
     name: str
     low: int
@@ -103,7 +102,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Address(Field):
-    """A 40-bit integer: bits 31..0 in the second word, bits 39..32 in bits 23..16 of the first word."""
+    """A 40-bit integer, with bits 31..0 in the second word, and bits 39..32 in bits 23..16 of the first word."""
 
     @property
     def mask(self) -> int:
@@ -162,7 +161,7 @@ STRIDE_MODE: Enum = {0: "1D", 1: "2D", 2: "3D"}
 
 @dataclass(frozen=True)
 class Register:
-    """A register or operation of some NPU families. ``key`` is the hardware name without _M1."""
+    """A register or an operation of one or more NPU families. ``key`` is its hardware name without _M1."""
 
     code: int
     name: str
@@ -179,7 +178,7 @@ class Register:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
     def decode(self, word: int) -> dict[str, int]:
-        """Return field values by key. Raise MachineFault if unused bits are set or a value is illegal."""
+        """Return the values of the fields, by key. Raise MachineFault if unused bits are set or a value is illegal."""
         used = 0xC3FF  # opcode and control
         values = {}
         for key, f in self.named_fields:
@@ -507,5 +506,5 @@ def reset_state(family: str) -> Mapping[str, int]:
 
 @cache
 def value_names(family: str) -> Mapping[str, Enum]:
-    """Return the names of enumerated values for registers and operations, by key."""
+    """Return the names of the enumerated values of registers and operations, by key."""
     return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields if f.values is not None}

@@ -24,7 +24,7 @@ class Relocated:
     """A payload that reads its constants at other addresses.
 
     Attributes:
-        inserted: Byte offsets in the old stream before which a command was inserted, relative to the first command word.
+        inserted: Byte offsets at which commands were inserted, in the old stream, relative to the first command word.
     """
 
     payload: bytes
@@ -44,7 +44,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Insert commands that Vela omitted if a register would otherwise contain a wrong address.
+    Where Vela omitted a register write that is now necessary, insert it.
 
     Args:
         moves: New address of each range returned by :func:`constants_of`.
@@ -108,11 +108,11 @@ def _rewrite(
 
 @dataclass(frozen=True)
 class Reading:
-    """The reads of an operation.
+    """The byte ranges that an operation reads, and their address registers.
 
     Attributes:
         index: Index of the operation's command.
-        bases: Address, and whether it is in region 0, keyed by address register.
+        bases: For each address register, its address and whether that is in region 0.
     """
 
     index: int

@@ -24,7 +24,7 @@ _TRANSFER_BASES = ("DMA0_SRC", "DMA0_DST", "DMA0_IDX")
 
 @dataclass(frozen=True)
 class Run:
-    """A contiguous access [low, high), its address register, and the value of that register."""
+    """A contiguous access to the bytes [low, high), with its address register and the value of that register."""
 
     register: str
     region: int

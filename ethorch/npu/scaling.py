@@ -16,5 +16,5 @@ def ofm_rounding(op: Operation) -> str:
 
 
 def ofm_scaling(op: Operation) -> Scaling:
-    """Return the global OFM scale. On U85, OFM_SCALE.dbl_rnd has no effect (npu-reference 6.1)."""
+    """Return the global OFM scale. OFM_SCALE.dbl_rnd has no effect on U85 (npu-reference 6.1)."""
     return arithmetic.scaling(op["OFM_SCALE.scale"], op["OFM_SCALE.shift"], ofm_rounding(op))

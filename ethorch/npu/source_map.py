@@ -1,8 +1,7 @@
-"""Map commands of a stream to operators of a model, using Vela's database.
+"""Map commands of a stream to operators of a model, using Vela's database."""
 
-A command belongs to the first scheduled operation that ends at or after the command, because register writes, transfers and
-helper operations precede the last NPU_OP of an operation (npu-reference 10).
-"""
+# A command belongs to the first scheduled operation that ends at or after the command, because register writes, transfers and
+# helper operations precede the last NPU_OP of an operation (npu-reference 10).
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Source:
         name: Name of the output tensor.
         operator: Vela's name, e.g. Conv2D or MemoryCopy.
         op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
-        origin: Operator, module and source line, or an empty string if unknown.
+        origin: Operator, module and source line, or an empty string if they are unknown.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Source:
 
 
 class Sources:
-    """A map from the byte offsets of commands to Sources."""
+    """A map from the byte offset of each command to its ``Source``."""
 
     def __init__(self, ends: Iterable[tuple[int, Source]]):
         entries = sorted(ends, key=lambda entry: entry[0])
@@ -66,7 +65,7 @@ class Sources:
 
     @classmethod
     def from_schedule(cls, rows: Iterable[Scheduled], origins: Mapping[str, str] | None = None) -> Sources:
-        """Convert the result of ``vela.CompiledModel.rows()``. ``origins`` is keyed by TOSA tensor."""
+        """Convert the result of ``vela.CompiledModel.rows()``. ``origins`` is keyed by the TOSA tensor's name."""
         ends = []
         for row in rows:
             origin = (origins or {}).get(row.name, "")
@@ -80,7 +79,7 @@ class Sources:
         return self._sources[index] if index < len(self._sources) else None
 
     def all(self) -> list[Source]:
-        """Return each operator once, in stream order."""
+        """Return the operators in stream order, each of them once."""
         return list({id(source): source for source in self._sources}.values())
 
     def to_json(self) -> str:

@@ -12,7 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return the highest accessible end address in region 2, aligned to 16 bytes, at most MAX_STAGING_BYTES."""
+    """Return the bytes of region 2 that the stream can access, rounded up to 16, but at most MAX_STAGING_BYTES."""
     highest = 0
     for op in program.operations():
         for _, end in reaches(op, STAGING_REGION):
@@ -21,10 +21,10 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield, for each tensor that an operation accesses, its region and an upper bound of its end address.
+    """Yield the region and an upper bound of the end address of each tensor that an operation accesses.
 
     Args:
-        region: Only this region. Default: all regions.
+        region: Region whose tensors are yielded. Default: all regions.
     """
     state = op.state
     if op.name == "NPU_OP_DMA_START":

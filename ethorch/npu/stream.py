@@ -1,8 +1,7 @@
-"""Parse driver payloads: header, commands, register state.
+"""Parse driver payloads into their header, commands and register states."""
 
-A command either writes a register or is an operation. Registers keep their values and Vela omits redundant writes, so an
-operation depends on all earlier register writes (npu-reference 2.1).
-"""
+# A command either writes a register or is an operation. Registers keep their values and Vela omits redundant writes, so an
+# operation depends on all earlier register writes (npu-reference 2.1).
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occ
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a driver payload: NPU, and byte range of the command words."""
+    """The header of a driver payload, with the NPU and the byte range of the command words."""
 
     npu: Npu
     npu_id: int
@@ -32,9 +31,9 @@ class Header:
 
 @dataclass(slots=True)
 class Command:
-    """A command: index, byte offset from the first command word, table row and decoded values.
+    """A command, with its index, byte offset from the first command word, table row, and decoded values.
 
-    Equal commands share ``values``. Immutable by convention.
+    Equal commands share ``values``. Instances are immutable by convention.
     """
 
     index: int
@@ -46,7 +45,7 @@ class Command:
 
 @dataclass(eq=False)
 class Operation:
-    """An NPU_OP_* command and the registers when it starts. ``op[key]`` reads a register."""
+    """An NPU_OP_* command, and the register values when it starts. ``op[key]`` reads a register."""
 
     npu: Npu
     index: int
@@ -64,12 +63,12 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Name and mode of the operation, e.g. ``NPU_OP_POOL AVERAGE``."""
+        """The name and mode of the operation, e.g. ``NPU_OP_POOL AVERAGE``."""
         names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """Add the command, its offset and its registers to the fault unless it already contains them."""
+        """Add the command, its offset and its registers to the fault, unless it already contains a command."""
         if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())
@@ -79,7 +78,7 @@ class Operation:
 
 
 class Snapshot(Mapping[str, int]):
-    """The registers before one command, computed on first access to save memory."""
+    """The register values before one command, computed on first access to save memory."""
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
         self._npu, self._stream, self._index = npu, stream, index
@@ -103,7 +102,7 @@ class Snapshot(Mapping[str, int]):
 
 
 def parse_header(payload: bytes) -> Header:
-    """Parse the header of a COP1 or COP2 driver payload (npu-reference 1.2). Raise MachineFault for other payloads."""
+    """Parse the header of a COP1 or COP2 driver payload (npu-reference 1.2). Raise MachineFault if the payload is neither."""
     if payload[:4] == COP1:
         return _parse_cop1(payload)
     if payload[:4] == COP2:
@@ -116,7 +115,7 @@ def _npu(config: int) -> Npu:
         return registers.NPUS[config]
     except KeyError:
         supported = ", ".join(f"{c:#010x} {n.name}" for c, n in registers.NPUS.items())
-        raise MachineFault(f"CONFIG word {config:#010x} is unknown; the supported NPUs are {supported}") from None
+        raise MachineFault(f"unknown CONFIG word {config:#010x}; expected one of {supported}") from None
 
 
 def _words(payload: bytes, offset: int, count: int, subject: str) -> tuple[int, ...]:
@@ -141,9 +140,9 @@ def _parse_cop1(payload: bytes) -> Header:
         elif action == _ACTION_STREAM:
             words = (tag >> 16) | (tag & 0xFF00) << 8
             if config is None:
-                raise MachineFault("the payload's command stream precedes its optimizer configuration")
+                raise MachineFault("the payload's command stream precedes its optimizer configuration; expected the configuration first")
             if at % 16:
-                raise MachineFault(f"the command stream starts at byte {at}, which is not 16-byte aligned")
+                raise MachineFault(f"the command stream starts at byte {at}, which is not a multiple of 16")
             if at + 4 * words > len(payload):
                 raise MachineFault(f"expected {words} command words after the header, got {(len(payload) - at) // 4}")
             return Header(_npu(config), npu_id, at, at + 4 * words)
@@ -160,10 +159,10 @@ def _parse_cop2(payload: bytes) -> Header:
         raise MachineFault(f"COP2 declares {size} bytes ({entry} of them in the first entry), but {len(payload) - 16} bytes follow")
     magic, meta_version, _length, config, npu_id, feature = _words(payload, 28, 6, "COP2 metadata")
     if magic != 0x4D554556 or meta_version != 1:  # "VEUM"
-        raise MachineFault(f"expected COP2 metadata VEUM version 1, got {magic:#x} version {meta_version}")
+        raise MachineFault(f"expected COP2 metadata with magic number 0x4d554556 and version 1, got {magic:#x} and version {meta_version}")
     start = -(-(28 + metadata) // 16) * 16
     if start > len(payload):
-        raise MachineFault(f"COP2 metadata of {metadata} bytes leaves no room for commands")
+        raise MachineFault(f"COP2 metadata of {metadata} bytes exceeds the payload of {len(payload)} bytes")
     return Header(_npu(config), npu_id, start, len(payload), local_addressing=feature == 2)
 
 
@@ -183,7 +182,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
         word = words[at]
         control = (word >> 14) & 3
         if control > 1:
-            raise MachineFault(f"{where(at)}: control bits {control} are neither CMD0 nor CMD1")
+            raise MachineFault(f"{where(at)}: expected control bits 0 (CMD0) or 1 (CMD1), got {control}")
         if control == 1 and at + 1 == len(words):
             raise MachineFault(f"{where(at)}: the stream ends before this command's second word")
         match = rows.get((control == 1, word & 0x3FF))
@@ -204,7 +203,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
 
 
 def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
-    """Iterate over the operations in stored order, with register values as if no branch were taken."""
+    """Iterate over the operations in stored order, with the register values that they have if no branch is taken."""
     state = dict(registers.reset_state(npu.family))
     for command in stream:
         if command.is_operation:
@@ -238,7 +237,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return an operation's parameters and relevant registers as text, without numbers equal to their reset values."""
+    """Return the parameters and relevant registers of an operation as text. Omit numbers that equal their reset values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

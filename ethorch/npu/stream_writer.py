@@ -24,7 +24,7 @@ def _row(family: str, name: str) -> Register:
 
 
 def operation(npu: Npu, name: str, parameter: int = 0) -> list[int]:
-    """Return the word of an operation, e.g. ``NPU_OP_DMA_START``."""
+    """Return the command word of an operation, e.g. ``NPU_OP_DMA_START``."""
     return [_row(npu.family, name).code | parameter << 16]
 
 
@@ -56,7 +56,7 @@ def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits to set in a 16-bit register with several fields."""
+    """The bits to set in a 16-bit register with several fields."""
 
     value: int
 
@@ -70,11 +70,11 @@ def with_registers(
     """Change registers for single operations of a COP1 payload, and restore them after each operation.
 
     Args:
-        settings: Value or bits to set for each register name, keyed by the byte offset of an operation.
-        instead: Words of replacement commands, keyed by the byte offset of an operation.
+        settings: Value or bits to set for each register, keyed by the operation's byte offset and the register's name.
+        instead: Words that replace an operation's command, keyed by its byte offset.
 
     Returns:
-        The payload, and the new byte offset of each command, keyed by its old offset.
+        The new payload, and the new byte offset of each command, keyed by its old offset.
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.

@@ -1,8 +1,7 @@
-"""The built-in int16 tanh table of U55 and U65, for TANH and SIGMOID activations (npu-reference 6.4).
+"""The built-in int16 tanh table of U55 and U65, for TANH and SIGMOID activations (npu-reference 6.4)."""
 
-Source: the constants that Vela 5.2 generates for a TFLite int16 TANH and LOGISTIC on U85. They are TFLite's sigmoid table, odd
-around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are larger by one.
-"""
+# Source: the constants that Vela 5.2 generates for a TFLite int16 TANH and LOGISTIC on U85. They are TFLite's sigmoid table, odd
+# around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are larger by one.
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _ONE_HIGHER = (
 
 @cache
 def tanh_table(first_slope: int) -> Bytes:
-    """Return 512 pairs (base, slope to the next base) as 2 KiB of uint8. The first slope is 0 for TANH and 1 for SIGMOID."""
+    """Return 512 pairs of a base and the slope to the next base, as 2 KiB of uint8. The first slope is 0 for TANH and 1 for SIGMOID."""
     half = np.round(65536 / (1 + np.exp(-np.arange(256) / 24))).astype(np.int64) - 32768
     half[list(_ONE_HIGHER)] += 1
     base = np.concatenate((-half[-1:], -half[:0:-1], half))

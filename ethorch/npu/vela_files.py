@@ -1,9 +1,8 @@
-"""Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
+"""Run raw .npz files and .tflite files written by Vela. All operators of a .tflite must run on the NPU."""
 
-The inputs of an "ethos-u" operator in a .tflite are the command stream, constants (region 0), arena (region 1), staging memory
-(region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and for
-each tensor the arena offset or -1.
-"""
+# The inputs of an "ethos-u" operator in a .tflite are the command stream, constants (region 0), arena (region 1), staging memory
+# (region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and for
+# each tensor the arena offset or -1.
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ class VelaFile:
     """The contents of a file written by Vela.
 
     Attributes:
-        programs: Command streams to run in order. All use one arena.
-        region_bytes: Sizes of the regions to allocate, by number.
+        programs: Command streams, which run in this order and share one arena.
+        region_bytes: Size of each region to allocate, keyed by region number.
     """
 
     programs: tuple[Program, ...]
@@ -63,7 +62,7 @@ class VelaFile:
     region_bytes: dict[int, int]
 
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
-        """Run the programs and return the outputs. See :func:`run_vela` for ``options`` and errors."""
+        """Run the command streams and return the outputs. See :func:`run_vela` for ``options`` and errors."""
         if len(inputs) != len(self.inputs):
             raise FormatError(f"expected {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
@@ -86,7 +85,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
     """Run a .npz (``vela --output-format raw``) or .tflite written by Vela.
 
     Args:
-        options: Arguments of the Machine.
+        options: Keyword arguments of :class:`Machine`.
 
     Raises:
         FormatError: The file is not supported, or the inputs do not match it.
@@ -106,11 +105,11 @@ def read_vela(path: str | os.PathLike[str]) -> VelaFile:
         size = file.region_bytes.get(tensor.region)
         if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 1 or tensor.offset + tensor.size_bytes > size:
             raise FormatError(
-                f"tensor {tensor.name}: shape {list(tensor.shape)} at byte {tensor.offset} does not fit region {tensor.region}, "
+                f"tensor {tensor.name}: shape {list(tensor.shape)} at byte {tensor.offset} exceeds region {tensor.region}, "
                 f"which has {size or 0} bytes."
             )
     if any(not 0 <= size <= MOST_REGION_BYTES for size in file.region_bytes.values()):
-        raise FormatError(f"expected regions of at most {MOST_REGION_BYTES} bytes, got {file.region_bytes}.")
+        raise FormatError(f"expected regions of at most {MOST_REGION_BYTES} bytes, got sizes {file.region_bytes} by region number.")
     return file
 
 

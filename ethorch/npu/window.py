@@ -18,7 +18,7 @@ UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
 
 @dataclass(eq=False)
 class Window:
-    """The window geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x). ``size`` is the upscaled IFM size without padding."""
+    """The geometry of a kernel window. Pairs are (y, x). ``size`` is the size of the upscaled IFM without padding."""
 
     ifm: FeatureMap
     out: Pair
@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return the input rows [rows, padded W, C] for n output rows from ``first``. Padding and inserted zeros equal ``fill``."""
+        """Return input rows [rows, padded W, C] for n output rows from ``first``. Padding and upscaling insert the value ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -80,15 +80,15 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """Return the inputs of one kernel element for n output rows as a view [n, OW, C] of ``rows``, the result of ``read``."""
+        """Return the inputs of a kernel element for n output rows, as a view [n, OW, C] of ``rows``, which ``read`` returned."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
-        """Return the windows of output rows y and columns x as a matrix [ny*nx, KH*KW*C].
+        """Return the windows of the output rows ``y`` and columns ``x`` as a matrix [ny*nx, KH*KW*C].
 
-        ``y`` is relative to the ``first`` of ``read``.
+        ``rows`` is the result of ``read``, and ``y`` is relative to its argument ``first``.
         """
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
@@ -100,7 +100,7 @@ class Window:
 
 
 def window(op: Operation) -> Window:
-    """Return the window of an operation. Raise MachineFault if the padding leaves no IFM element."""
+    """Return the window of an operation. Raise MachineFault if its input consists only of padding."""
     stride = kernel_stride(op)
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     extent = op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"]
