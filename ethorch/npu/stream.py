@@ -140,7 +140,7 @@ def _parse_cop1(payload: bytes) -> Header:
         elif action == _ACTION_STREAM:
             words = (tag >> 16) | (tag & 0xFF00) << 8
             if config is None:
-                raise MachineFault("the payload's command stream precedes its optimizer configuration; expected the configuration first")
+                raise MachineFault("the payload's command stream precedes its optimizer configuration")
             if at % 16:
                 raise MachineFault(f"the command stream starts at byte {at}, which is not a multiple of 16")
             if at + 4 * words > len(payload):
@@ -159,10 +159,12 @@ def _parse_cop2(payload: bytes) -> Header:
         raise MachineFault(f"COP2 declares {size} bytes ({entry} of them in the first entry), but {len(payload) - 16} bytes follow")
     magic, meta_version, _length, config, npu_id, feature = _words(payload, 28, 6, "COP2 metadata")
     if magic != 0x4D554556 or meta_version != 1:  # "VEUM"
-        raise MachineFault(f"expected COP2 metadata with magic number 0x4d554556 and version 1, got {magic:#x} and version {meta_version}")
+        raise MachineFault(
+            f"expected COP2 metadata with magic number 0x4d554556 and version 1, got {magic:#x} and version {meta_version}"
+        )
     start = -(-(28 + metadata) // 16) * 16
     if start > len(payload):
-        raise MachineFault(f"COP2 metadata of {metadata} bytes exceeds the payload of {len(payload)} bytes")
+        raise MachineFault(f"COP2 metadata of {metadata} bytes does not fit into the payload of {len(payload)} bytes")
     return Header(_npu(config), npu_id, start, len(payload), local_addressing=feature == 2)
 
 

@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return input rows [rows, padded W, C] for n output rows from ``first``. Padding and upscaling insert the value ``fill``."""
+        """Return input rows [rows, padded W, C] for n output rows from ``first``. Padding and upscaling insert ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])

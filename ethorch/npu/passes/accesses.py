@@ -1,4 +1,4 @@
-"""Accesses to memory, with their address registers."""
+"""Memory accesses of operations, with their address registers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Labels = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes of one region that an operation accesses through one operand."""
+    """The bytes of one region that an operation accesses through one operand."""
 
     region: int
     runs: tuple[Run, ...]
@@ -48,7 +48,7 @@ class Access:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The accessed bytes, excluding gaps."""
+        """The accessed bytes, without the gaps between them."""
         if self.fm is None:
             return tuple(Block.of_span(run.low, run.high) for run in self.runs)
         size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
@@ -63,7 +63,7 @@ class Access:
 
 
 class Block(NamedTuple):
-    """A strided range of bytes. The last axis is contiguous."""
+    """A strided array of bytes, whose last axis is contiguous."""
 
     base: int
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ def _merge_axes(base: int, shape: Sequence[int], strides: Sequence[int]) -> Bloc
 
 
 class CoarseLabels:
-    """Labels of bytes in disjoint spaces. Adjacent bytes share a label until an access separates them."""
+    """The labels of the bytes in disjoint address ranges. Adjacent bytes share a label until an access covers only some of them."""
 
     def __init__(self, spaces: Iterable[Place]):
         self._spaces = sorted(spaces)
@@ -99,7 +99,7 @@ class CoarseLabels:
             labels.fill(0)
 
     def views(self, region: int, blocks: Sequence[Block]) -> list[Labels]:
-        """Return views of the labels of an access."""
+        """Return views of the labels of the bytes in ``blocks``."""
         base = min(block.base for block in blocks)
         number = bisect_right(self._starts, (region, base)) - 1
         if number < 0 or self._spaces[number][0] != region or self._spaces[number][2] <= base:
@@ -118,11 +118,11 @@ def _view(labels: Labels, unit: int, block: Block) -> Labels:
     try:
         return np.ndarray(shape, labels.dtype, labels, block.base // unit * size, strides)
     except ValueError as error:
-        raise MachineFault(f"a tile of {block.shape} bytes at offset {block.base:#x} exceeds its space.") from error
+        raise MachineFault(f"a tile of {block.shape} bytes at offset {block.base:#x} exceeds its address range.") from error
 
 
 def find_labels(views: Iterable[Labels]) -> set[int]:
-    """Return the labels that occur in views."""
+    """Return the set of labels that occur in ``views``."""
     labels: set[int] = set()
     for view in views:
         low, high = int(view.min()), int(view.max())
@@ -168,7 +168,7 @@ def _list_accesses(prepared: Prepared, runs: Sequence[Run], *, writes: bool) -> 
 
 
 def is_in_place(op: Op, read: Access, written: Access) -> bool:
-    """Return True if each OFM element depends only on the element that it replaces (ReuseIFM)."""
+    """Return True if each OFM element depends only on the element that it replaces (Vela's ReuseIFM)."""
     if op.name != "NPU_OP_ELEMENTWISE" or read.fm is None or written.fm is None or read.region != written.region:
         return False
     values = op.values

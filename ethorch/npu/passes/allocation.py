@@ -15,14 +15,14 @@ from ethorch.npu.passes.segments import ALIGNMENT, Permit
 
 @dataclass(frozen=True)
 class Allocation:
-    """A stream with new addresses."""
+    """A stream with reallocated buffers."""
 
     stream: Stream
     bounds: Mapping[int, int]  # minimum size by region for this order of operations
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with smaller regions and without additional cycles, or None."""
+    """Return the stream with smaller regions and no additional cycles, or None if they cannot be made smaller."""
     rate = context.rate(stream)
     moved = allocate(stream).stream
     if count_bytes(moved) < count_bytes(stream) and context.rate(moved) > rate:
@@ -37,7 +37,7 @@ def count_bytes(stream: Stream) -> int:
 
 
 def allocate(stream: Stream, *, divide: bool = False, operators: Iterable[Sequence[int]] = ()) -> Allocation:
-    """Return the stream with addresses that make its regions smaller. See ``find_lifetimes`` for the arguments.
+    """Reallocate the buffers of a stream to make its regions smaller. See ``find_lifetimes`` for the arguments.
 
     Raises:
         MachineFault: An operation has invalid registers.

@@ -1,4 +1,4 @@
-"""Context of passes."""
+"""The context in which passes run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ethorch.npu.ir import Stream
 
 @dataclass(frozen=True)
 class Context:
-    """Information that passes require in addition to the stream."""
+    """The information that passes require in addition to the stream."""
 
     regions: Regions
     limits: Mapping[int, int] = field(default_factory=dict)  # maximum bytes by region; by default the size in the image
@@ -24,13 +24,13 @@ class Context:
     _operators: dict[int, tuple[Stream, list[RatedOperator]]] = field(default_factory=dict, repr=False, compare=False)
 
     def rate_operators(self, stream: Stream) -> list[RatedOperator]:
-        """Return the operators of a stream. The stream must not be modified afterwards."""
+        """Return the operators of a stream. The result is cached, so the stream must not be modified afterwards."""
         if id(stream) not in self._operators:
             self._operators[id(stream)] = stream, rate_operators(stream, self.regions, self.effects)
         return self._operators[id(stream)][1]
 
     def estimate(self, stream: Stream) -> Estimate:
-        """Return the estimate of a stream. The stream must not be modified afterwards."""
+        """Return the cycle estimate of a stream. The result is cached, so the stream must not be modified afterwards."""
         if id(stream) not in self._estimates:
             rated = self.rate_operators(stream)
             self._estimates[id(stream)] = stream, estimate(stream, self.regions, self.effects, rated)
@@ -40,7 +40,7 @@ class Context:
         return self.estimate(stream).cycles
 
     def find_fast_region(self, stream: Stream) -> int | None:
-        """Return the last region if its memory is faster than the memory of the constants, or None."""
+        """Return the region with the highest number if its memory is faster than that of the constants, or None."""
         region = max(stream.image.sizes, default=0)
         is_faster = region and self.regions[region].bytes_per_cycle > self.regions[CONSTANTS].bytes_per_cycle
         return region if is_faster else None

@@ -1,4 +1,4 @@
-"""Remove kernels that only copy elements: their readers or writers use other strides."""
+"""Remove kernels that only copy elements, by changing the strides with which other kernels read or write them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HOST = -1  # position of the host as a writer or reader
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with fewer copies and cycles, within the limits of RAM, or None."""
+    """Return a stream with fewer copies and cycles that fits the regions' maximum sizes, or None."""
     copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op)]
     if not copies:
         return None
@@ -55,9 +55,9 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Context, most: int) -> Stream | None:
-    """Return the changed stream if it needs fewer than ``most`` cycles and fits the memory.
+    """Return the changed stream if it needs fewer than ``most`` cycles and fits the regions' maximum sizes, or None.
 
-    Before allocation, segments have their original addresses, except those with longer lifetimes.
+    Buffers are reallocated from their original addresses, except those with longer lifetimes, which start at new addresses.
     """
     ops = [op for position, op in enumerate(elision.ops) if position not in elision.removed]
     changed = replace(apart.stream, ops=ops)
@@ -82,12 +82,12 @@ def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Con
 
 @dataclass(frozen=True)
 class _Read:
-    """A read of bytes that an operation wrote.
+    """An access that reads bytes written by an operation.
 
     Attributes:
         position: Position of the reader, or ``_HOST``.
-        fm: Map of the reader, or None if it reads a span.
-        is_only: Whether one operation wrote all bytes that the reader reads.
+        fm: Feature map that is read, or None for a contiguous range.
+        is_only: Whether a single operation wrote all bytes that are read.
     """
 
     position: int
@@ -98,7 +98,7 @@ class _Read:
 class _Elision:
     """The removal of copies from a stream with disjoint segments.
 
-    A round changes each operation at most once, so that the readers and writers found at its start remain valid.
+    Each round changes an operation at most once, so that the readers and writers found at its start remain valid.
     """
 
     def __init__(self, apart: Separation, removable: Collection[int], forms: frozenset[str]):
@@ -174,7 +174,7 @@ class _Elision:
         return (position for position in positions if position not in self.removed)
 
     def _redirect_readers(self, position: int, copy: KernelCopy) -> None:
-        """Let the readers of a copy read its source, or the source of an earlier copy."""
+        """Change the readers of a copy to read its source, or the source of an earlier copy."""
         changes: list[tuple[Op, int, str]] = []
         for user in self.reads[position]:
             if user.fm is None or not user.is_only or user.position in self.changed:
@@ -207,7 +207,7 @@ class _Elision:
         return None
 
     def _redirect_writers(self, position: int, copy: KernelCopy) -> None:
-        """Let the writers of a copy's source write its target."""
+        """Change the writers of a copy's source to write its target."""
         writers = self.writers[position]
         if copy.target.region not in self.regions or not writers or _HOST in writers or writers & self.changed:
             return
@@ -238,7 +238,7 @@ class _Elision:
         return None
 
     def _apply(self, position: int, changes: Iterable[tuple[Op, int, str]]) -> None:
-        """Remove a copy, and replace operations whose named map changed."""
+        """Remove a copy, and replace each changed operation. ``changes`` names the feature map that changed in it."""
         for op, other, name in changes:
             self.places.add((op.registers[f"{name}_REGION"], op.registers[f"{name}_BASE0"]))
             self.ops[other] = op
@@ -249,7 +249,7 @@ class _Elision:
         self.is_traced = False
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the first later position that writes over values that a copy reads, including unread bytes."""
+        """Return the position of the first later operation that overwrites any byte of a value that the copy reads."""
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
@@ -261,7 +261,7 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if the chain of a writer reads a copy's target, or later operations access it."""
+        """Return True if a copy's target is read by the writer's chain, or accessed between this chain and the copy."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]
@@ -276,7 +276,7 @@ def _access_place(place: Place) -> Access:
 
 
 def _list_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
-    """Iterate over the chains of operations, with the position after each chain."""
+    """Yield each chain of operations, with the position after the chain."""
     end = 0
     for group in group_chains(ops):
         end += len(group)

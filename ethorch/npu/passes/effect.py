@@ -1,4 +1,4 @@
-"""Effect of a pass."""
+"""The effect of a pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PassEffect:
-    """Cycles, and bytes of scratch and staging, before and after a pass."""
+    """The cycles, and the bytes of scratch and staging, before and after a pass."""
 
     name: str
     cycles_before: int

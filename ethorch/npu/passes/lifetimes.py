@@ -17,7 +17,7 @@ _UNWRITTEN = 0  # label of bytes without a value; the first value has number 1
 
 @dataclass
 class Lifetimes:
-    """Segments of a stream."""
+    """The segments of a stream, with their lifetimes."""
 
     segments: list[Segment]
     permits: list[Permit]
@@ -41,8 +41,8 @@ def find_lifetimes(
 
     Args:
         sizes: Bytes of each region to allocate.
-        divide: Whether the lifetimes of a value's parts end separately.
-        operators: Positions of each operator's kernels, whose maps keep their relative distances.
+        divide: Whether the parts of a value can have lifetimes that end at different times.
+        operators: Positions of each operator's kernels. The distances between their feature maps are preserved.
         spaces: Disjoint address ranges of the segments, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)
@@ -136,7 +136,7 @@ class _Tracker:
         return value
 
     def _is_repetition(self, old: Value, new: Value) -> bool:
-        """Return True if successive operations differ only in input addresses, as in a MATMUL."""
+        """Return True if the writers of two values are successive and differ only in input addresses, as in a MATMUL."""
         a, b = old.writer, new.writer
         if a is None or b is None or old.ranges != new.ranges or new.start - old.last > 1:
             return False
@@ -204,7 +204,7 @@ class _Tracker:
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return, for each operation, the first and the last operation that may run at the same time."""
+    """Return the position of the first and of the last operation that may run at the same time as each operation."""
     starts, ends = list(range(len(ops))), list(range(len(ops)))
     running: dict[bool, list[int]] = {True: [], False: []}
     for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):

@@ -16,7 +16,7 @@ GRANULE = 16  # bytes, alignment of transfers and weights (npu-reference 7)
 
 
 class Occupancy:
-    """The granules in use at each operation, for one region."""
+    """The granules of one region that are in use at each operation."""
 
     def __init__(self, ops: Sequence[Op], region: int, limit: int, image: Image) -> None:
         ends = [high for where, _, high in (*image.inputs, *image.outputs) if where == region]
@@ -37,10 +37,10 @@ class Occupancy:
         self.rows[max(first, 0) : last + 1, low // GRANULE : -(-high // GRANULE)] = is_used
 
     def find(self, spans: Iterable[tuple[int, int, int, int]], size_bytes: int) -> int | None:
-        """Return the lowest address at which all spans are free, or None.
+        """Return the lowest address at which all spans are free, or None if there is none.
 
         Args:
-            spans: First operation, last operation, offset and size of each span.
+            spans: First and last operation, and offset from the address and size in bytes, of each span.
         """
         granules, columns = -(-size_bytes // GRANULE), self.rows.shape[1]
         count = min(self.limit - granules, columns) + 1

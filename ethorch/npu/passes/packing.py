@@ -21,7 +21,7 @@ _NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE = 256, 0.01
 
 @dataclass(frozen=True)
 class Packing:
-    """Addresses of the segments of one region."""
+    """The new addresses of the segments of one region."""
 
     moves: tuple[int, ...]  # distance of each segment
     size_bytes: int
@@ -30,7 +30,7 @@ class Packing:
 
 @dataclass
 class _Neighbors:
-    """Forbidden distances between a segment and those in use at the same time."""
+    """The forbidden distances between a segment and the segments in use at the same time."""
 
     others: Ints
     low: Ints
@@ -39,12 +39,12 @@ class _Neighbors:
 
 
 def pack(segments: Sequence[Segment], permits: Sequence[Permit]) -> Packing:
-    """Return a packing that is at most as large as the current one."""
+    """Return a packing of the segments that is at most as large as their current one."""
     return _Packer(segments, permits).search()
 
 
 def bound_size(segments: Sequence[Segment], permits: Iterable[Permit]) -> int:
-    """Return the maximum number of bytes in use at any time. Pairs of segments with a permit count once."""
+    """Return the maximum number of bytes in use at any time. Bytes that two segments share by a permit count once."""
     live: dict[int, int] = {}
     events: list[tuple[int, int]] = []
     for segment in segments:

@@ -1,4 +1,4 @@
-"""Choose operations to run part by part to reduce peak memory."""
+"""Choose the operations that run part by part to reduce peak memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rate = Callable[[Sequence[Op]], int]
 
 @dataclass(frozen=True)
 class Window:
-    """Operations or chains [first, end), with the parts that replace them."""
+    """The consecutive operations or chains [first, end), with the parts that replace them."""
 
     first: int
     end: int
@@ -60,8 +60,8 @@ def find_windows(
 
     Args:
         ops: Operations of a stream with disjoint segments.
-        rate: Function that estimates the cycles of operations.
-        budget: Cycles that the windows may add.
+        rate: Function that returns the estimated cycles of operations.
+        budget: Maximum number of cycles that the windows may add.
         work: Maximum number of operations to visit or create when comparing windows.
     """
     return _Search(ops, lifetimes, sizes, first_key, rate, budget, work).run()

@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream that first copies repeatedly read weights and needs fewer cycles, or None."""
+    """Return a stream that copies repeatedly read weights at its start, or None if that does not save cycles."""
     region = context.find_fast_region(stream)
     if region is None or not context.resident_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Order of transfers among operators."""
+"""The order of weight transfers among operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_PART = 1024
 
 @dataclass(frozen=True)
 class Part:
-    """The transfer of a part of the weights."""
+    """The transfer of one part of an operator's weights."""
 
     gap: int  # number of the operator before which it is issued
     offset: int  # first byte of the weights
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Transfers of weights, and the weights' address in fast memory."""
+    """The transfers of an operator's weights, and the weights' address in fast memory."""
 
     parts: tuple[Part, ...]
     address: int
@@ -41,10 +41,10 @@ class Schedule:
     """The order of transfers among operators.
 
     Attributes:
-        staged: Operators that read weights from constants, changed to transfer the weights first.
-        placements: Placements, keyed by index into ``weights``.
-        cycles: Total cycles with Vela's formulas, and total cycles with contention.
-        exposed: Each operator's cycles in which the NPU does not compute.
+        staged: The operators that read weights from the constants, after a change to transfer the weights first.
+        placements: Each ``Placement``, keyed by its index into ``weights``.
+        cycles: Total cycles without and with contention between transfers and kernels.
+        exposed: Cycles of each operator in which the NPU does not compute.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Schedule:
     def _list_cycles(
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
-        """Return each operator's cycles, and those of its accesses to constants."""
+        """Return each operator's cycles, and the cycles of each operator's accesses to constants."""
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name
@@ -130,7 +130,7 @@ class Schedule:
     # --- placements ---------------------------------------------------------------------------------------------------
 
     def place(self, unit: int, ahead: int) -> bool:
-        """Transfer weights up to ``ahead`` operators early. Return False if that is impossible or saves no cycles."""
+        """Transfer a unit of weights up to ``ahead`` operators early. Return False if that is impossible or saves no cycles."""
         placement = self._plan(unit, ahead)
         if placement is None or (unit, placement) in self._tried:
             return False
@@ -190,7 +190,7 @@ class Schedule:
         return parts
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return the cycles of each operator in which only the unit's transfers read constants."""
+        """Return the cycles of each operator in which no kernel or transfer reads constants, except transfers of ``unit``."""
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
@@ -211,7 +211,7 @@ class Schedule:
         return idle
 
     def _list_loads(self, reads: Sequence[int]) -> list[int]:
-        """Return the cycles in which each operator and concurrent transfers read constants."""
+        """Return the cycles in which constants are read by each operator and the transfers during it."""
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator

@@ -1,4 +1,4 @@
-"""Bytes that move together."""
+"""Ranges of bytes that can only be moved together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CUTS = 48
 
 @dataclass(frozen=True, order=True)
 class Piece:
-    """Bytes [low, high) in use from ``start`` to ``end``, both included."""
+    """The bytes [low, high), in use from time ``start`` to time ``end`` inclusive."""
 
     low: int
     high: int
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Value:
-    """Bytes that one operation writes, or a tensor of the host."""
+    """The bytes that one operation writes, or a host tensor."""
 
     region: int
     ranges: list[tuple[int, int]]
@@ -44,7 +44,7 @@ class Value:
 
 @dataclass(eq=False)
 class Segment:
-    """Bytes [low, high) that move together. ``pieces`` contains their uses, rounded to ALIGNMENT."""
+    """The bytes [low, high), which can only be moved together. ``pieces`` contains their uses, rounded to ALIGNMENT."""
 
     region: int
     low: int
@@ -53,14 +53,14 @@ class Segment:
 
     @property
     def space(self) -> Place:
-        """The address range, rounded to ALIGNMENT."""
+        """The region and the address range, rounded to ALIGNMENT."""
         low, high = min(self.low, *(p.low for p in self.pieces)), max(self.high, *(p.high for p in self.pieces))
         return self.region, *_round(low, high)
 
 
 @dataclass(frozen=True)
 class Permit:
-    """Permission for two segments to overlap at ``time`` if the second moves ``offset`` bytes farther."""
+    """The permission for two segments to overlap at ``time`` if the second is moved ``offset`` bytes farther than the first."""
 
     first: int
     second: int

@@ -1,4 +1,4 @@
-"""Split operations into parts."""
+"""Split operations along an axis of the OFM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BY_CHANNEL = ("SUM", "AVERAGE", "MAX", "MIN")
 
 
 def split(op: Op, axis: int, ranges: Sequence[tuple[int, int]], keys: Sequence[int]) -> list[Op] | None:
-    """Return an operation for each range of an OFM axis, or None if registers cannot express these operations."""
+    """Return one operation for each range of an OFM axis, or None if the operation cannot be split in this way."""
     values = op.values
     if op.name not in _KERNELS or values.get("ACC_FORMAT.input", 0) in (ACC_KEEP, ACC_IFM2) or values.get("ACC_FORMAT.output", 0):
         return None
@@ -67,7 +67,7 @@ def _find_map(op: Op, name: str) -> FeatureMap | None:
 
 
 def _of_map(op: Op, prefix: str, fm: FeatureMap | None, axis: int, start: int, stop: int) -> dict[str, int]:
-    """Return the changed registers of a part. The key "" marks parts without a single address."""
+    """Return the changed registers of a part. The key "" marks a part that needs more than one address."""
     changed = {}
     size = stop - start - 1
     if axis == HEIGHT:

@@ -1,4 +1,4 @@
-"""Layouts of feature maps whose elements have given addresses."""
+"""Find the layout of a feature map from the addresses of its elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMAT = 1 << 6  # bit of IFM_PRECISION and similar registers that selects NHCW
 
 
 class AddressTable:
-    """New addresses of the elements of a map."""
+    """The new addresses of the elements of a feature map."""
 
     def __init__(self, fm: FeatureMap, after: Ints):
         before = fm.addresses()
@@ -23,7 +23,7 @@ class AddressTable:
         self._after[(before - self.low).ravel()] = after.ravel()
 
     def find(self, addresses: Ints) -> Ints | None:
-        """Return the new address for each address, or None if one is not in the table."""
+        """Return the new address for each old address, or None if an old address is not in the table."""
         offsets = addresses - self.low
         if offsets.min() < 0 or offsets.max() >= len(self._after):
             return None
@@ -32,7 +32,7 @@ class AddressTable:
 
 
 def iterate_layouts(op: Op, fm: FeatureMap, addresses: Ints, place: FeatureMap) -> Iterator[dict[str, int]]:
-    """Iterate over the registers with which the elements of a map have other addresses, [H, W, C], in the map ``place``."""
+    """Yield register values that give the elements of ``fm`` the new addresses [H, W, C], which are inside ``place``."""
     if len(fm.tiles) != 1:
         return
     for bricks in (fm.bricks, not fm.bricks):
@@ -48,7 +48,7 @@ def iterate_layouts(op: Op, fm: FeatureMap, addresses: Ints, place: FeatureMap) 
 
 
 def _fit(addresses: Ints, item_bytes: int, bricks: bool) -> tuple[int, int, int] | None:
-    """Return the strides of y, x and c with which the elements [H, W, C] have these addresses, or None."""
+    """Return the strides (y, x, c) that result in these addresses [H, W, C], or None if there are none."""
     height, width, depth = addresses.shape
     base = int(addresses[0, 0, 0])
     sx = int(addresses[0, 1, 0]) - base if width > 1 else (BRICK if bricks else depth) * item_bytes

@@ -1,4 +1,4 @@
-"""Transfers of tables."""
+"""Transfers of lookup tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.npu.memory import INTERNAL
 
 
 def drop_transfers(ops: Sequence[Op], needed: npt.NDArray[np.bool_]) -> list[Op]:
-    """Return the operations without transfers of unused tables. ``needed`` marks internal bytes that later operations read."""
+    """Return the operations without transfers of unused lookup tables. ``needed`` marks the internal bytes read later."""
     remaining = []
     for op in reversed(ops):
         written = [run for run in op.writes if run.region == INTERNAL] if op.is_dma else []

@@ -1,4 +1,4 @@
-"""Run operations part by part, so that an intermediate map needs memory for only one part."""
+"""Run operations part by part, so that an intermediate feature map needs memory for only one part."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OUTSIDE = 0  # label of bytes that no part accessed; the first part has label 1
 
 @dataclass(frozen=True)
 class Cut:
-    """A division of an axis."""
+    """A division of an axis into ranges."""
 
     size: int  # extent of the axis of the first operation
     count: int
 
     def ranges(self, extent: int) -> list[tuple[int, int]] | None:
-        """Return the parts of an axis, or None if it is not divisible."""
+        """Return the ranges [start, stop) of an axis, or None if it cannot be divided."""
         if extent % self.size == 0:
             unit = extent // self.size
             bounds = [unit * (self.size * n // self.count) for n in range(self.count + 1)]
@@ -55,7 +55,7 @@ class _Unit:
 
 
 class Tiler:
-    """A division of a stream whose buffers share no bytes and whose keys are unique."""
+    """A divider of a stream into parts. The buffers of the stream must not share bytes, and its keys must be unique."""
 
     def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], segments: Sequence[Segment], first_key: int):
         self.segments = segments
@@ -73,12 +73,12 @@ class Tiler:
         return self._accesses[op.key]
 
     def tile(self, first: int, seed: int, axis: int, cut: Cut, last: int) -> tuple[int, list[list[Op]]] | None:
-        """Divide units from ``seed`` up to ``last``, as far as dependencies allow.
+        """Divide the units from ``seed`` to ``last``, as far as dependencies permit. A unit is an operation or a chain.
 
         Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
 
         Returns:
-            End of the divided units and the operations of each part, or None.
+            End of the divided units, and the operations of each part. None if the units cannot be divided.
         """
         units = [replace(unit) for unit in self.units[first : last + 1]]
         end = self._divide(units, seed - first, axis, cut)
@@ -111,7 +111,7 @@ class Tiler:
         return needed
 
     def _compact(self, units: Sequence[_Unit], start: int, end: int) -> None:
-        """Store parts of maps contiguously if only the corresponding parts of operations access them."""
+        """Store each part of a feature map contiguously if only the corresponding parts of operations access it."""
         inside = [
             segment for segment in self.segments if segment.pieces[0].start >= start and max(p.end for p in segment.pieces) <= end
         ]
@@ -149,7 +149,7 @@ class Tiler:
         return result
 
     def _divide(self, units: list[_Unit], seed: int, axis: int, cut: Cut) -> int:
-        """Divide units. Return the number of units before the first one that must follow all parts."""
+        """Divide units, and return their number. The first unit that needs all parts ends the division."""
         parts = self._split(units[seed], axis, cut)
         if parts is None:
             return 0
@@ -279,7 +279,7 @@ class Tiler:
         return _keeps_tables(units)
 
     def reuses_bytes(self, ops: Sequence[Op]) -> bool:
-        """Return True if an operation replaces bytes that an earlier one reads in another layout.
+        """Return True if an operation overwrites bytes that an earlier one reads in a different layout.
 
         A part of the operation would then overwrite bytes that later parts read. Only rolling buffers permit this.
         """
@@ -331,7 +331,7 @@ def _shape(unit: _Unit) -> tuple[int, ...]:
 
 
 def describe_shapes(ops: Iterable[Op]) -> object:
-    """Return the sizes and windows of operations, without addresses."""
+    """Return a key with the sizes and windows of operations, but not their addresses."""
     return tuple(
         (op.name, op.parameter, tuple((name, raw) for name, raw in op.registers.items() if name.endswith("_M1"))) for op in ops
     )

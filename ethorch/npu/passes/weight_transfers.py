@@ -21,7 +21,7 @@ _FAR = 1 << 36  # address of weights without a place
 
 @dataclass(frozen=True)
 class Weights:
-    """Adjacent weights and scales of one operator or depth slice."""
+    """The adjacent weights and scales of one operator or depth slice."""
 
     operator: int
     low: int  # address in the constants
@@ -61,7 +61,7 @@ def _prefix(run: Run) -> str:
 
 
 def find_streams(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:
-    """Return aligned weights that are transferred, and aligned weight and scale streams that kernels read from constants."""
+    """Return the aligned weight and scale streams that are transferred, or that kernels read from constants."""
     candidates = [each for each in find_weights(stream, operators, region) if each.transfer is not None]
     for number, operator in enumerate(operators):
         for position in operator.positions if operator.works else ():
@@ -126,7 +126,7 @@ def _find_constants(ops: Sequence[Op], number: int, operator: Operator) -> Weigh
 
 
 def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Sequence[Weights], region: int) -> Stream:
-    """Add transfers of weights that kernels read from constants, for estimates only."""
+    """Return a stream with transfers for weights that kernels read from constants. It is only for estimates."""
     ops, key, address = list(stream.ops), stream.new_key(), _FAR
     before: dict[int, Op] = {}
     for each in weights:

@@ -1,4 +1,4 @@
-"""Compute products of two activations on U55 and U65 as convolutions.
+"""Compute matrix products of two activations as convolutions on U55 and U65.
 
 The second operand must have the zero point -1 (see ``Tuning.written_weights``).
 """
@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Replace products that are faster as convolutions. Return None if no product is replaced."""
+    """Replace the matrix products that are faster as convolutions. Return None if there are none."""
     if stream.npu.family == U85:
         return None
     products = [product for product in find_products(stream.ops) if product.b.zero_point == ZERO_POINT]

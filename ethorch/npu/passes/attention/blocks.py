@@ -45,7 +45,7 @@ class Block:
 
 
 def shares_tables(npu: Npu) -> bool:
-    """Return True if kernels without a table use the SHRAM banks of tables."""
+    """Return True if kernels without a lookup table use the SHRAM banks of lookup tables for other data."""
     return npu.internal_bytes // BANK_BYTES == _SHARED_TABLES
 
 
@@ -53,7 +53,7 @@ def fit_block(npu: Npu, size: Size, ifm: Size, has_table: bool, is_flat: bool = 
     """Return the OFM block of ``size``, or None if its buffers do not fit in SHRAM.
 
     Args:
-        is_flat: Whether accumulators of one row suffice.
+        is_flat: Whether SHRAM needs space for only one row of accumulators.
     """
     banks = npu.internal_bytes // BANK_BYTES
     ifm_granule, granule = _GRANULES[core_macs(npu)]
@@ -80,7 +80,7 @@ def choose_copy_block(npu: Npu, size: Size, has_table: bool) -> Block:
 
 
 def list_blocks(npu: Npu, columns: int, depths: tuple[int, ...], kernel_height: int, ifm_depth: int) -> Iterator[Block]:
-    """Iterate over blocks of a convolution with one output row."""
+    """Iterate over the OFM blocks that a convolution with one output row can use."""
     unit = U55_MICROBLOCK[core_macs(npu)]
     ifm_height = round_up(unit[0] - 1 + kernel_height, unit[0])
     for depth in depths:

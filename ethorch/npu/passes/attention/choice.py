@@ -1,4 +1,4 @@
-"""Choose the form of a product's convolutions (columns, taps, block)."""
+"""Choose the columns, kernel taps and block of the convolutions that compute a matrix product."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXTENTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # of blocks that are compared
 
 @dataclass
 class Chooser:
-    """A cache of the fastest form for each shape, according to the cycle model."""
+    """A cache of the form that the cycle model rates fastest for each shape of product."""
 
     stream: Stream
     context: Context
@@ -31,7 +31,7 @@ class Chooser:
         self._forms: dict[tuple[object, ...], Form | None] = {}
 
     def choose(self, product: Product) -> Form | None:
-        """Return the fastest form, or None if Vela's operations are faster."""
+        """Return the fastest form of a product, or None if Vela's operations are faster."""
         key = _describe(product)
         if key not in self._forms:
             self._forms[key] = self._search(product)
@@ -75,7 +75,7 @@ def _describe(product: Product) -> tuple[object, ...]:
 
 
 def list_splits(npu: Npu, product: Product) -> Iterator[tuple[int, bool]]:
-    """Yield candidates (columns per convolution, whether inputs are kernel taps)."""
+    """Yield possible pairs of the columns per convolution, and whether inputs are kernel taps."""
     unit = npu.ofm_units[0] * npu.cores
     depth = round_up(product.depth, IFM_BLOCK)
     for has_taps in (False, True):

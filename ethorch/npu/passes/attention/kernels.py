@@ -1,4 +1,4 @@
-"""Build copies, convolutions, and transfers."""
+"""Build operations that copy, convolve and transfer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINE = 16  # bytes; alignment of constants and transfers
 
 @dataclass(frozen=True)
 class Place:
-    """A box of int8 values in memory."""
+    """The location of int8 values [H, W, C] in memory."""
 
     region: int
     base: int
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass
 class Constants:
-    """Constants with appended blocks. Equal blocks are stored once."""
+    """The constants of a stream, to which blocks of bytes can be appended. Equal blocks are stored once."""
 
     data: Bytes
     _added: dict[bytes, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Constants:
 
 @dataclass
 class Emitter:
-    """Operations in execution order, with decreasing negative keys."""
+    """A builder of operations in execution order. Their keys are negative and decrease."""
 
     npu: Npu
     next_key: int
@@ -83,7 +83,7 @@ class Emitter:
         self.next_key -= 1
 
     def transfer(self, source: tuple[int, int], target: tuple[int, int], size_bytes: int) -> None:
-        """Copy bytes between two (region, address) pairs."""
+        """Emit a transfer from one (region, address) pair to another."""
         registers = {"DMA0_SRC_REGION": source[0], "DMA0_DST_REGION": target[0]}
         self.emit("NPU_OP_DMA_START", 0, {**registers, "DMA0_SRC": source[1], "DMA0_DST": target[1], "DMA0_LEN": size_bytes})
 
@@ -93,7 +93,7 @@ class Emitter:
         self.emit("NPU_OP_DMA_START", 0, {**registers, "DMA0_SRC": address, "DMA0_DST": target, "DMA0_LEN": size_bytes})
 
     def copy(self, source: Place, target: Place, parallel: int, table: int | None = None, is_zero: bool = False) -> None:
-        """Copy a box, optionally through a table, or fill it with zeros."""
+        """Emit a kernel that copies int8 values, optionally through a lookup table, or fills the target with zeros."""
         height, width, _ = target.size
         registers = {
             **source.registers("IFM"),
@@ -121,12 +121,12 @@ class Emitter:
         block: Block,
         streams: Sequence[tuple[str, int, int, int]],
     ) -> None:
-        """Convolve columns with a kernel as high as the IFM.
+        """Emit a convolution whose kernel is one column wide and as high as the IFM.
 
         Args:
-            ifm: IFM and its zero point.
-            output: Operation with the scale, zero point and activation of the result.
-            streams: Register prefix (e.g. WEIGHT1), region, address and bytes of each stream.
+            ifm: Place and zero point of the IFM.
+            output: Operation whose scale, zero point and activation the result has.
+            streams: Register prefix (e.g. WEIGHT1), region, address and size of each weight or scale stream.
         """
         place, zero_point = ifm
         copied = ("OFM_ZERO_POINT", "ACTIVATION", "ACTIVATION_MIN", "ACTIVATION_MAX", "ACC_FORMAT")

@@ -1,4 +1,4 @@
-"""Matrix products in a stream of U55 or U65.
+"""Find the matrix products in a stream for U55 or U65.
 
 Source: InsertMatMulCommand in ethos_u55_register_cs_generator.cpp.
 """
@@ -25,7 +25,7 @@ _OF_COLUMNS = ("IFM2_BASE0", "BLOCKDEP"), ("OFM_BASE0", "BLOCKDEP")
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of an operand or result, with one matrix per batch. Strides are in bytes."""
+    """The location of an operand or result, which has one matrix per batch. Strides are in bytes."""
 
     region: int
     base: int

@@ -1,6 +1,6 @@
 """Replace a matrix product with convolutions whose weights the NPU writes.
 
-A transfer copies the weights before use, because kernels in Vela's streams wait only for weights that transfers write.
+A transfer copies the weights before they are used, because kernels wait only for weights that transfers write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Piece:
-    """The output columns of one convolution, with each core's weight layout."""
+    """The output columns of one convolution, with the layout of each core's weights."""
 
     first: int
     columns: int
@@ -82,7 +82,7 @@ class Writer:
         self.parallel = product.output.registers.get("PARALLEL_MODE", 0)
 
     def write(self, free_slots: Sequence[int]) -> bool:
-        """Emit the operations. Return False if there are not enough slots for tables."""
+        """Emit the operations. Return False if there are not enough slots for lookup tables."""
         addresses = [self.constants.add(table) for table in build_tables()]
         chosen = self.slots.choose(addresses, free_slots)
         if chosen is None:
@@ -188,7 +188,7 @@ class Writer:
 def replace_product(
     emitter: Emitter, constants: Constants, slots: Slots, product: Product, form: Form, free_slots: Sequence[int]
 ) -> list[Op] | None:
-    """Return the new operations, or None if there are not enough slots for tables."""
+    """Return the operations that replace a product, or None if there are not enough slots for lookup tables."""
     start = len(emitter.ops)
     is_complete = Writer(emitter, constants, slots, product, form).write(free_slots)
     ops = emitter.ops[start:]

@@ -1,4 +1,4 @@
-"""Slots of internal memory for tables of 256 bytes."""
+"""Slots of internal memory for lookup tables of 256 bytes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _list_slots(npu: Npu, runs: Sequence[Run]) -> set[int]:
 
 @dataclass
 class Slots:
-    """Tables that new operations have loaded."""
+    """The slots with lookup tables that new operations have loaded."""
 
     npu: Npu
     contents: dict[int, int] = field(default_factory=dict)  # address of the table in each slot
 
     def observe(self, ops: Sequence[Op]) -> None:
-        """Forget overwritten tables."""
+        """Remove the lookup tables that ``ops`` overwrite."""
         if not self.contents:
             return
         if ops and shares_tables(self.npu):
@@ -56,7 +56,7 @@ class Slots:
                 self.contents.pop(slot, None)
 
     def choose(self, tables: Sequence[int], free: Sequence[int]) -> list[int] | None:
-        """Return a slot for each table, preferably one that contains it, or None if too few slots are free."""
+        """Return a slot for each lookup table, preferably one that contains it. Return None if too few slots are free."""
         loaded = {address: slot for slot, address in self.contents.items() if slot in free}
         rest = iter([slot for slot in reversed(free) if slot not in loaded.values()] + list(loaded.values()))
         if len(free) < len(tables):

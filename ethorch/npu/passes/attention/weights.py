@@ -1,4 +1,4 @@
-"""Weight streams without compression, which kernels can write: one byte for each weight."""
+"""Uncompressed weight streams with one byte per weight, which kernels can write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _slice_header(weights: int) -> int:
 
 
 def build_header(weights: int) -> bytes:
-    """Return the first LINE bytes of a stream with an even number of weights."""
+    """Return the first LINE bytes of a stream with ``weights`` weights, an even number."""
     bits = _slice_header(1) | _slice_header(weights - 1) << _HEADER_BITS + _WEIGHT_BITS
     return bits.to_bytes(LEAD + 1, "little") + bytes(LINE - LEAD - 1)
 
@@ -38,7 +38,7 @@ def build_end() -> bytes:
 
 
 def build_tables() -> tuple[bytes, bytes, bytes]:
-    """Return tables that map an operand to a weight's byte, and to the header bytes FIRST_LOW and FIRST_HIGH."""
+    """Return lookup tables that map an operand's value to a weight's byte, and to the header bytes FIRST_LOW and FIRST_HIGH."""
     weight = np.arange(-128, 128) - ZERO_POINT
     index = np.where(weight > 0, 2 * weight - 1, -2 * weight)
     low = _slice_header(1) >> 8 * FIRST_LOW | (index & 15) << 4
@@ -48,7 +48,7 @@ def build_tables() -> tuple[bytes, bytes, bytes]:
 
 @dataclass(frozen=True)
 class Box:
-    """Weights that one kernel copies."""
+    """The weights that one kernel copies."""
 
     output: int  # first output
     input: int  # first input
@@ -101,7 +101,7 @@ class Layout:
         return self.unit * (self.depth if self.has_taps else IFM_BLOCK)
 
     def _offset(self, output: int, first: int) -> int:
-        """Return the byte offset of a weight. ``output`` and ``first`` must be multiples of ``unit`` and LANES, respectively."""
+        """Return the byte offset of a weight. ``output`` must be a multiple of ``unit``, and ``first`` of LANES."""
         block, inside = divmod(first, IFM_BLOCK)
         block_bytes = IFM_BLOCK * (self.unit if self.has_taps else self.rows)
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
@@ -113,7 +113,7 @@ class Layout:
         return [part for box in boxes for part in (_exclude_first(box) if box.offset == LEAD else (box,))]
 
     def list_gaps(self) -> list[Box]:
-        """Return boxes that cover the padding. Their sources are arbitrary, because zeros are stored."""
+        """Return boxes that cover the padding. Their sources are arbitrary, because the kernels store zeros."""
         gaps: list[Box] = []
         for first in (self.inputs, *range(round_up(self.inputs, LANES), self.depth, LANES)):
             start, inside = first // LANES * LANES, first % LANES
@@ -178,7 +178,7 @@ class Layout:
             yield Box(output, first, count, outputs, LANES, 0, step, self._offset(output, first), stride)
 
     def _list_runs(self, chunks: int) -> list[tuple[int, int, int]]:
-        """Return runs of equally spaced groups of LANES inputs, as (first input, count, distance)."""
+        """Return (first input, count, distance) for each series of equally spaced groups of LANES inputs."""
         per_block = IFM_BLOCK // LANES
         if self.has_taps or chunks <= per_block:
             return [(0, chunks, LANES)] if chunks else []
