@@ -57,7 +57,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Context, most: int) -> Stream | None:
     """Return the changed stream if it needs fewer than ``most`` cycles and fits the regions' maximum sizes, or None.
 
-    Buffers are reallocated from their original addresses, except those with longer lifetimes, which start at new addresses.
+    Before reallocation, buffers are at their original addresses. Only those with longer lifetimes are at new addresses.
     """
     ops = [op for position, op in enumerate(elision.ops) if position not in elision.removed]
     changed = replace(apart.stream, ops=ops)

@@ -1,8 +1,7 @@
-"""Execution plans: operations of a program as structs that one compiled function executes instead of NumPy.
+"""Execution plans, which describe operations as structs that one compiled function executes instead of NumPy."""
 
-Prepared operations (``ethorch.npu.ops``) define the correct results. A plan contains their forms and decoded weights, scales and
-tables. Operations that cannot be proven equivalent run in Python.
-"""
+# Prepared operations (``ethorch.npu.ops``) define the correct results. A plan contains their forms and decoded weights, scales and
+# tables. Operations that cannot be proven equivalent run in Python.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Memory contents that are constant at a point of the stream.
+"""The memory contents that are constant at a point of the stream."""
 
-Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes copied from
-region 0 by DMA are constant until the next write.
-"""
+# Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes copied from
+# region 0 by DMA are constant until the next write.
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ Piece = tuple[int, int, int]  # start, stop, and origin of ``start`` in region 0
 
 
 class Constants:
-    """The constant bytes of memory."""
+    """The bytes of memory that are constant in every run."""
 
     def __init__(self, constants: Bytes):
         self._bytes = constants
         self._pieces: dict[int, list[Piece]] = {0: [(0, constants.size, 0)]}
 
     def invalidate(self, region: int, start: int, stop: int) -> None:
-        """Mark bytes [start, stop) as unknown."""
+        """Mark the bytes [start, stop) of a region as not constant."""
         pieces = self._pieces.get(region, [])
         if not any(a < stop and start < b for a, b, _ in pieces):
             return
@@ -38,7 +37,7 @@ class Constants:
         self._pieces[region] = [piece for piece in remaining if piece[0] < piece[1]]
 
     def copy(self, source: Span, target: Span) -> None:
-        """Update the constant bytes after a DMA."""
+        """Update the constant bytes after a contiguous DMA transfer."""
         shift = target.base - source.base
         stop = source.base + source.size_bytes
         moved = [
@@ -50,7 +49,7 @@ class Constants:
         self._pieces.setdefault(target.region, []).extend(moved)
 
     def apply(self, prepared: Prepared) -> None:
-        """Update the constant bytes after an operation that is not a plain copy."""
+        """Update the constant bytes after any other operation than a contiguous DMA transfer."""
         if prepared.scattered is not None:
             self._pieces[prepared.scattered[1]] = []
         for access in prepared.writes:
@@ -76,7 +75,7 @@ class Constants:
 
 
 def reaches(fm: FeatureMap) -> list[tuple[int, int]]:
-    """Return the byte range of each tile of a feature map in memory."""
+    """Return the address range of each tile of a feature map."""
     sy, sx, sc = fm.strides
     if fm.bricks:
         z, inner = (-(-fm.depth // 16) - 1) * sc, min(fm.depth, 16)

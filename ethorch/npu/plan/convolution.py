@@ -22,7 +22,7 @@ INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """Pack the geometry of a window. Every read position is in the IFM or its padding."""
+    """Pack the geometry of a window. Every position that is read is in the IFM or its padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -30,12 +30,12 @@ def pack_window(c: Context, w: Window) -> layout.Window:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A filter packed for compiled code.
+    """The weights of a filter, packed for compiled code.
 
     Attributes:
-        kind: Value of Conv.element or Depthwise.sum.
-        flip: Mask that is XORed with pixel bytes.
-        correction: int64 error per channel, caused by ``flip``.
+        kind: Value of the C++ field ``Conv.element`` or ``Depthwise.sum``.
+        flip: Mask that is XORed with the bytes of the IFM.
+        correction: Error of each channel's accumulators that ``flip`` causes, as int64.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """
 
@@ -47,9 +47,9 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial sums (offset plus bias, or 0 if the output stage adds these) minus the correction.
+        """Return the initial accumulators: offset plus bias, or 0 if the output stage adds these, minus the correction.
 
-        int32 sums wrap.
+        int32 accumulators wrap.
         """
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None

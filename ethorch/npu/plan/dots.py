@@ -1,8 +1,7 @@
-"""Fuse elementwise products with their sums. Vela's streams for U55 and U65 multiply two activation matrices in this form.
+"""Fuse elementwise products with their sums, in which form Vela multiplies two activation matrices on U55 and U65."""
 
-The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before
-any other read are not stored, so memory can differ from hardware after a fault.
-"""
+# The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before
+# any other read are not stored, so memory can differ from hardware after a fault.
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ LOOK_AHEAD = 64  # steps within which the products must be overwritten
 
 
 def fuse_dots(c: Context, packed: Packed) -> None:
-    """Replace each fusible REDUCE_SUM with a Dot, and the MUL before it with Nothing."""
+    """Replace each REDUCE_SUM that can be fused with a ``Dot``, and the MUL before it with ``Nothing``."""
     active = [k for k, (step, _) in enumerate(packed) if not isinstance(step.prepared.form, Nothing)]
     for at, (first, second) in enumerate(pairwise(active)):
         dot = _dot(c, packed[first], packed[second])

@@ -1,4 +1,4 @@
-"""ctypes structs of ``cpp/plan.h``. ``library`` compares their sizes with the sizes of the compiled structs."""
+"""The ctypes structs of ``cpp/plan.h``. ``library`` compares their sizes with the sizes of the compiled structs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dot(Structure):
 
 
 class Nothing(Structure):
-    """An operation whose work is done by another operation."""
+    """An operation that does nothing, because another operation does its work."""
 
     _fields_ = _ints("pad")
 

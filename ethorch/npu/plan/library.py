@@ -1,7 +1,6 @@
 """The compiled code in ``cpp/``, built for this CPU on first use (``ethorch.support.native``).
 
-Each level of CPU features has its own library. The default is the best level that the CPU and compiler support.
-ETHORCH_NPU_LEVEL selects another level. ETHORCH_NPU_NUMPY disables compiled code.
+ETHORCH_NPU_LEVEL selects a lower level of CPU features than the best one. ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LEVELS: dict[str, tuple[frozenset[str], list[str]]] = {
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the Linux names of the CPU features, or an empty set if they are unknown."""
+    """Return the CPU features by their Linux names, or an empty set if they are unknown."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()  # other CPUs use the compiler's baseline, e.g. NEON on 64-bit Arm
     try:
@@ -58,12 +57,12 @@ def cpu_features() -> frozenset[str]:
 
 
 def levels() -> list[str]:
-    """Return the levels that this CPU supports, best first."""
+    """Return the levels of CPU features that this CPU supports, best first."""
     return [name for name, (needs, _) in LEVELS.items() if needs <= cpu_features()]
 
 
 def build(level: str, extra: tuple[str, ...] = ()) -> Path:
-    """Build the library for a level. Raise HostError if the build fails."""
+    """Build the library for a level of CPU features. Raise HostError if the build fails."""
     files = sorted(FOLDER.glob("*.cpp"))
     flags = [*FLAGS, *LEVELS[level][1], *extra]
     return native.build(f"npu-plan-{level}", files, flags, sorted(FOLDER.glob("*.h")), purpose="the NPU simulator")
@@ -85,11 +84,11 @@ def library() -> ctypes.CDLL | None:
 
 
 def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of the library. Raise HostError if struct sizes differ from those in ``layout``."""
+    """Declare the library's functions. Raise HostError if its structs differ in size from those in ``layout``."""
     sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
         raise HostError(
-            f"the compiled simulator's structs have sizes {sizes}, which differ from those in ethorch.npu.plan.layout. "
+            f"the compiled simulator's structs have sizes {sizes}; expected the sizes in ethorch.npu.plan.layout. "
             "Reinstall ethorch."
         )
     handle.ethorch_new_buffers.restype = c_void_p
@@ -110,7 +109,7 @@ def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class Buffers:
-    """The work buffers of a thread, reused between runs."""
+    """The work buffers of one thread, which its runs share."""
 
     def __init__(self, handle: ctypes.CDLL):
         self.pointer = handle.ethorch_new_buffers()

@@ -24,12 +24,12 @@ LANES = 16  # maximum number of lanes in a vector; arrays for vector loads are p
 
 
 class NotKnown(Exception):
-    """The error for operations that must run in Python."""
+    """The error raised for an operation that must run in Python."""
 
 
 @dataclass(eq=False)
 class Box:
-    """A box in a chain buffer, with its offset in the memory of the plan."""
+    """The contents of a chain buffer, with their offset in the memory of the plan."""
 
     shape: tuple[int, int, int]
     size: int
@@ -38,16 +38,16 @@ class Box:
 
 @dataclass(eq=False)
 class Context:
-    """The state of packing a stream.
+    """The state while a stream is packed.
 
     Attributes:
-        memory: Memory of the machine, or of another machine with equal region sizes.
-        constants: Constant bytes at this point of the stream.
-        carries: Whether to pack operations with chain buffers or accumulators. Otherwise, they run in Python.
+        memory: Memory of the machine, or of another machine whose regions have the same sizes.
+        constants: Bytes that are constant at the current point of the stream.
+        carries: Whether operations that use chain buffers or kept accumulators are packed, instead of running in Python.
         own_bytes: Size of the memory that belongs to the plan.
-        kept_alive: Arrays and structs referenced by pointers in structs.
+        kept_alive: Arrays and structs to which pointers in structs refer.
         filters: Packed filters, shared by stripes of a layer and time steps of a recurrent network.
-        stored_ranges: Feature maps whose elements have a narrower range than their type, keyed by region and base.
+        stored_ranges: Feature maps whose values have a narrower range than their type, keyed by region and base address.
         computed: Entry that the current operation adds to ``stored_ranges``, or None.
     """
 
@@ -67,7 +67,7 @@ class Context:
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """Return the address of an array, valid as long as the plan exists."""
+        """Return the address of an array's contents, which is valid as long as the plan exists."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
@@ -78,7 +78,7 @@ class Context:
         return base
 
     def reader(self, streams: Streams) -> Callable[[Span], Bytes]:
-        """Return a function that reads weights and scales. Raise NotKnown if they are not constant."""
+        """Return a function that reads weight and scale streams. Raise NotKnown if they are not constant."""
         bytes_by_span: dict[Span, Bytes] = {}
         for span in streams.spans:
             self.memory.span(span)
@@ -99,7 +99,7 @@ class Context:
         return self._in_memory(fm)
 
     def write(self, fm: FeatureMap) -> layout.Map:
-        """Pack a feature map for writing. Raise NotKnown if memory is read-only, or two elements can share a byte."""
+        """Pack a feature map that is written. Raise NotKnown if its region is read-only, or two elements can share a byte."""
         if fm.storage == STORAGE_CHAINED:
             if not self.carries:
                 raise NotKnown("chain buffers of this stream are processed in Python")
@@ -162,7 +162,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of values minus the zero point, from ``stored_ranges`` or the element type."""
+        """Return the range of a feature map's values minus the zero point, from ``stored_ranges`` or their type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
@@ -193,7 +193,7 @@ class Context:
     # Scalings.
 
     def scale(self, s: Scaling | None) -> layout.Scale:
-        """Pack a scaling in int64. None represents the identity."""
+        """Pack a scaling that is computed in int64. None is the identity."""
         if s is None or s.is_identity:
             return layout.Scale(is_identity=1)
         packed = self._share("integer", s, 0, self._scale)
@@ -201,7 +201,7 @@ class Context:
         return packed
 
     def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """Pack a scaling in float64 that also adds the zero point. Requires ``ranges.exact_in_double``."""
+        """Pack a scaling that is computed in float64 and adds the zero point. Requires ``ranges.exact_in_double``."""
         packed = self._share("double", s, zero_point, self._double_scale)
         assert isinstance(packed, layout.DoubleScale)
         return packed
@@ -280,7 +280,7 @@ def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
 
 
 def same_place(a: FeatureMap, b: FeatureMap) -> bool:
-    """Return True if corresponding elements have the same address."""
+    """Return True if the elements of two feature maps have the same addresses."""
     if a.region != b.region or a.bases[0] != b.bases[0] or a.shape != b.shape:
         return False
 
@@ -295,5 +295,5 @@ def region_index(region: int) -> int:
     if region == INTERNAL:
         return layout.INTERNAL_INDEX
     if not 0 <= region < layout.INTERNAL_INDEX:
-        raise MachineFault(f"region {region} does not exist")
+        raise MachineFault(f"region {region} does not exist; expected a region from 0 to {layout.INTERNAL_INDEX - 1}")
     return region

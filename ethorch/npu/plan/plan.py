@@ -1,4 +1,4 @@
-"""Execution plans: operations of a program for one memory layout, compiled if possible."""
+"""Execution plans, which run a ``Program`` with one memory layout, in compiled code if possible."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Native:
 
 
 class Plan:
-    """Groups of compiled operations, and single operations that run in Python.
+    """The groups of compiled operations, and the single operations that run in Python.
 
     Attributes:
         parts: Groups and single operations in stream order.
         own_bytes: Size of the memory for chain buffers and accumulators of compiled operations.
-        reasons: Reason for each operation that runs in Python.
+        reasons: Reason why an operation runs in Python, keyed by the operation.
         is_whole: Whether compiled code runs every operation that computes or moves bytes.
     """
 
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """Fraction of the program's work that runs in compiled code."""
+        """The fraction of the program's work that compiled code does."""
         native = sum(step.prepared.work for part in self.parts if isinstance(part, Native) for step in part.steps)
         left = sum(step.prepared.work for part in self.parts if isinstance(part, Step) for step in [part])
         return native / max(native + left, 1)
@@ -137,7 +137,10 @@ def _carries(step: Step) -> bool:
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """Return the plan, cached by region sizes, or None if compiled code is missing, the stream has branches, or regions overlap."""
+    """Return the plan, which is cached by region sizes.
+
+    Return None if there is no compiled code, the stream has branches, or regions overlap.
+    """
     if program.has_branches or library() is None:
         return None
     spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)

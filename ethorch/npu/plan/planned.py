@@ -16,11 +16,11 @@ from ethorch.npu.prepared import Step
 
 
 class Images:
-    """Images in the format of compiled code.
+    """The images of a batch, in the format of compiled code.
 
     Args:
-        inputs, outputs: Address of the first image, bytes per image, offset and region of each tensor.
-        counter: Address of the int64 index of the next image, shared by threads.
+        inputs, outputs: For each tensor, the address of its first image, bytes per image, offset and region.
+        counter: Address of the index (int64) of the next image, which threads share.
         count: Number of images.
     """
 
@@ -54,7 +54,7 @@ class Planned:
         """Run all operations.
 
         Args:
-            number: Index of the run in ``tallies``.
+            number: Index of the run, for ``tallies``.
             execute: Function that runs an operation in Python and raises its faults.
         """
         machine, work = self.machine(), buffers()
@@ -76,7 +76,7 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run at most ``most`` more images of a batch, without updating ``tallies``. Requires ``plan.is_whole``.
+        """Run at most ``most`` further images of a batch, without an update of ``tallies``. Requires ``plan.is_whole``.
 
         Returns:
             Index of an image that must be processed in Python, or None.

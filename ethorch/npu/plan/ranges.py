@@ -1,4 +1,4 @@
-"""Ranges of exact integers, used to choose between 32-bit, 64-bit and float64 arithmetic."""
+"""Ranges of integers, which determine the choice between 32-bit, 64-bit and float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def around(values: Iterable[int]) -> Range:
 
 
 def of_map(fm: FeatureMap) -> Range:
-    """Return the range of a feature map's elements after subtraction of the zero point."""
+    """Return the range of a feature map's values minus its zero point."""
     low, high = fm.value_range
     return low - fm.zero_point, high - fm.zero_point
 
@@ -36,7 +36,7 @@ def magnitude(r: Range) -> int:
 
 
 def scale_range(r: Range, s: Scaling) -> Range:
-    """Scale a range by a per-tensor scaling, which is monotonic on each side of 0."""
+    """Apply a per-tensor scaling to a range. The scaling is monotonic on each side of 0."""
     if s.is_identity:
         return r
     above, below = (int(a) for a in s.addends)
@@ -72,14 +72,14 @@ def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
 
 
 def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
-    """Return ``exact_in_double`` for a per-tensor scaling."""
+    """Return True if ``exact_in_double`` holds for a per-tensor scaling."""
     shift = int(s.shift)
     moved = max(abs(int(addend)) for addend in s.addends) + (abs(zero_point) << shift)
     return abs(largest * int(s.multiplier)) < FLOAT64_EXACT / 2 and moved < FLOAT64_EXACT / 2
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Return True for each channel for which floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
+    """Return True, for each channel, if floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
 
     The result then equals the integer scaling. In units of 2**-s, all terms are integers, which are exact if the terms and their
     sum are below 2**53.

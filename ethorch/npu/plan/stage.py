@@ -1,4 +1,4 @@
-"""The output stage as a struct. Sums are scaled in float64 if the result is exact, and in int64 otherwise."""
+"""The output stage as a struct. Accumulators are scaled in float64 if the result is exact, and in int64 otherwise."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _FORMULAS: dict[object, int] = {
 
 @dataclass(eq=False)
 class Sums:
-    """The input of the output stage.
+    """The properties of the accumulators that the output stage scales.
 
     Attributes:
-        largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
-        offset, bias: int64 per channel, or None, added before and after the kept accumulators, respectively.
+        largest: Bound on |accumulator + offset + bias|, a scalar or one element per channel.
+        offset, bias: int64 per channel, or None. ``offset`` is added before the kept accumulators, and ``bias`` after them.
         element_wise: Whether each OFM element depends only on the corresponding input elements.
-        wide: Whether the sums are int64 and scaled as integers.
+        wide: Whether the accumulators are int64 and are scaled as integers.
     """
 
     scaling: Scaling | None
@@ -53,7 +53,7 @@ class Sums:
 
 
 def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
-    """Pack an output stage. If its mode permits int32 sums, the sums must include offset and bias.
+    """Pack an output stage. If its mode permits int32 accumulators, they must include offset and bias.
 
     Raises:
         NotKnown: The operation must run in Python.

@@ -1,4 +1,4 @@
-"""Structs for DMA."""
+"""Structs for DMA transfers."""
 
 from __future__ import annotations
 

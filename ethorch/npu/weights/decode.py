@@ -1,9 +1,8 @@
-"""Decode weight and scale streams into signed 9-bit weights, biases and scales.
+"""Decode weight and scale streams into signed 9-bit weights, biases and scales."""
 
-The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially.
-NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is faster. ``ethosu.mlw_codec.decode`` is not
-used because it terminates the process if a stream is malformed.
-"""
+# The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice
+# serially. NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is faster. ``ethosu.mlw_codec.decode`` is
+# not used because it terminates the process if a stream is malformed.
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
 def decode_standard(data: bytes | Bytes) -> Array:
-    """Decode all weights of a standard stream to int8 if they fit, and to int16 otherwise.
+    """Decode all weights of a stream in the standard format, to int8 if they fit, and to int16 otherwise.
 
     Raises:
         MachineFault: The stream is malformed.
@@ -62,7 +61,7 @@ def narrow(weights: Array) -> Array:
 
 
 def decode_standard_numpy(data: bytes) -> Array:
-    """Decode to int16 without compiled code. Raise MachineFault with the cause if the stream is malformed."""
+    """Decode a standard stream to int16 without compiled code. Raise MachineFault with the cause if it is malformed."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -83,7 +82,7 @@ def decode_standard_numpy(data: bytes) -> Array:
         if new_palette:
             palette, at = _read_palette(bits, at)
         if palette is None:
-            raise MachineFault(f"weight stream: the slice at bit {at} has no palette")
+            raise MachineFault(f"weight stream: the slice at bit {at} uses a palette, but the stream has not defined one")
         raw = wdiv == WDIV_RAW
         if raw:
             wdiv = palette.index_bits
@@ -101,7 +100,7 @@ class _Bits:
 
     def take(self, at: int, count: int) -> int:
         if at + count > self.size:
-            raise MachineFault(f"weight stream: cannot read {count} bits at bit {at} of {self.size} bits")
+            raise MachineFault(f"weight stream: cannot read {count} bits at bit {at}, because the stream has {self.size} bits")
         first = at >> 3
         word = int.from_bytes(self.padded[first : first + _WINDOW].tobytes(), "little")
         return (word >> (at & 7)) & ((1 << count) - 1)
@@ -317,7 +316,7 @@ def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
 
 
 def decode_fast(data: bytes | Bytes) -> Array:
-    """Decode a U85 fast (FWD) stream to int8 or int16 (npu-reference 4.4).
+    """Decode a stream in the fast format of U85 (FWD) to int8 or int16 (npu-reference 4.4).
 
     The stream contains bytes, or 2-bit or 4-bit indices into a table of 16 entries.
     """
@@ -327,7 +326,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
     header = int.from_bytes(data[:32], "little")
     raw, small = header & 1, header >> 1 & 1
     if (header >> 2) & ((1 << 102) - 1):
-        raise MachineFault("fast weight stream: reserved header bits are set")
+        raise MachineFault("fast weight stream: expected reserved header bits to be 0, but some are set")
     body = np.frombuffer(data, np.uint8, offset=32)
     if raw:
         adjust = (header >> 104) & 0xFF
@@ -342,7 +341,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """The bytes of bias and multiplier in the ten-byte entry of a channel (npu-reference 5). The shift follows."""
+    """The sizes of bias and multiplier in a channel's entry of ten bytes (npu-reference 5). The shift follows them."""
 
     bias_bytes: int
     scale_bytes: int
@@ -358,7 +357,7 @@ SCALE_LAYOUTS = {
 
 
 def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[Ints, Ints, Ints]:
-    """Decode the complete entries of a scale stream to int64 bias, multiplier and shift."""
+    """Decode the complete entries of a scale stream to biases, multipliers and shifts (int64)."""
     count = len(data) // SCALE_BYTES
     rows = np.frombuffer(data, np.uint8, count * SCALE_BYTES).reshape(count, SCALE_BYTES)
     b, s = layout.bias_bytes, layout.bias_bytes + layout.scale_bytes

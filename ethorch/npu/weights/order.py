@@ -1,10 +1,10 @@
 """The order of weights in a weight stream.
 
 Source: npu-reference 4.2 for U55 and U65, 4.3 for U85.
-
-A stream iterates over OFM blocks, over the IFM blocks of each, and over a pattern of kernel elements and channel groups. The
-pattern is computed once per block size, as (o, i, k) offsets.
 """
+
+# A stream iterates over OFM blocks, over the IFM blocks of each, and over a pattern of kernel elements and channel groups. The
+# pattern is computed once per block size, as (o, i, k) offsets.
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Order:
 
     Attributes:
         kind: DW (depthwise), PK (part kernel first) or DF (depth first).
-        kernel: Undilated (KH, KW).
-        dilation, stride: (y, x).
+        kernel: Kernel size (KH, KW) without dilation.
+        dilation, stride: Dilation and stride (y, x) of the kernel.
         ofm_unit: OFM microblock depth (OUB).
-        stream, streams: Index of this stream, and number of streams of the operation (cores).
-        sparse: Whether weights have 2:4 sparsity (U85).
-        macs: Multipliers of the NPU (U85).
+        stream, streams: Index of this stream, and number of streams of the operation.
+        sparse: Whether the weights have 2:4 sparsity, on U85.
+        macs: Number of multipliers, on U85.
     """
 
     kind: str
@@ -56,13 +56,13 @@ class Order:
 
     @property
     def weights(self) -> int:
-        """Number of weights W[o][ky][kx][i]."""
+        """The number of weights W[o][ky][kx][i], without padding."""
         return self.ofm_depth * self.kernel[0] * self.kernel[1] * self.ifm_depth
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The entries of a block in stream order: OFM and IFM channel offsets (uint16), and kernel elements (int32, -1 for padding)."""
+    """The OFM and IFM channel offsets and the kernel element (-1 for padding) of each entry of a block, in stream order."""
 
     o: Array
     i: Array
@@ -70,7 +70,7 @@ class Block:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
-        """Addresses of o, i and k, for compiled code."""
+        """The addresses of ``o``, ``i`` and ``k``, for compiled code."""
         return self.o.ctypes.data, self.i.ctypes.data, self.k.ctypes.data
 
     @property
@@ -83,7 +83,7 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """The functions that each NPU family implements."""
+    """The functions with which an NPU family determines the order of weights."""
 
     blocks: Callable[[Order], Blocks]
     shape: Callable[[Order], Order]  # removes parameters that do not affect patterns
@@ -110,7 +110,7 @@ def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def positions(order: Order, family: str) -> Ints:
-    """Return the int64 index in W[o][ky][kx][i] of each stream entry, or -1 for padding."""
+    """Return the index in the flat W[o][ky][kx][i] of each stream entry as int64, or -1 for padding."""
     taps = order.kernel[0] * order.kernel[1]
     parts = []
     way = _TRAVERSALS[family]
@@ -124,7 +124,7 @@ def positions(order: Order, family: str) -> Ints:
 
 
 def place(order: Order, family: str, values: Array, flat: Array) -> None:
-    """Assign flat[positions(order)] = values, except for padding. Both arrays must be int8, or both int16."""
+    """Assign ``values`` to ``flat[positions(order, family)]``, except for padding. Both must be int8, or both int16."""
     library = compiled.library()
     if library is None:
         where = positions(order, family)
@@ -150,7 +150,7 @@ def place(order: Order, family: str, values: Array, flat: Array) -> None:
 
 
 def entries(order: Order, family: str) -> int:
-    """Return the number of entries of ``positions`` without computing them."""
+    """Return the number of entries of ``positions``, without computing the entries."""
     way = _TRAVERSALS[family]
     shape = way.shape(order)
     return sum(way.size(shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in way.blocks(order))
@@ -326,7 +326,7 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
 
 
 def sequences(order: Order, values: Array) -> Array:
-    """Split an interleaved FWD stream into an array [streams, n] (npu-reference 4.3)."""
+    """Split the weights of an interleaved fast stream (FWD) into an array [streams, n] (npu-reference 4.3)."""
     u = _units(order)
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
     return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)
