@@ -32,7 +32,7 @@ __all__ = [
 
 
 def verify(payload: bytes, image: Image, reference: Dataflow | None = None) -> list[Rejection]:
-    """Return the rules that a driver payload violates.
+    """Return the violations of rules in a driver payload.
 
     Raises:
         MachineFault: The payload is malformed, or has branches or interrupts.
@@ -47,14 +47,14 @@ def verify_listing(
     reference: Dataflow | None = None,
     vela_forms: frozenset[str] = frozenset(),
 ) -> Iterator[Rejection]:
-    """Iterate over the rules that decoded instructions violate.
+    """Yield the violations of rules in decoded instructions.
 
-    Rules of the whole stream are checked only if every operation is legal.
+    Rules for the whole stream are checked only if every operation is legal by itself.
 
     Args:
-        changed: Positions of the operations to check individually. Default: all.
-        reference: Dataflow to compare with, except for new operations.
-        vela_forms: Forms in Vela's stream, which are allowed in addition to the tables of forms.
+        changed: Positions of the operations to check by themselves. Default: all operations.
+        reference: Expected dataflow. New operations are not compared with it.
+        vela_forms: Combinations of register values in Vela's stream, which are legal in addition to those in the tables.
     """
     facts = listing.facts()
     positions = range(len(facts)) if changed is None else changed

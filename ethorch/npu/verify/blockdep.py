@@ -1,4 +1,4 @@
-"""BLOCKDEP: the number of blocks that may be unfinished when the next kernel starts.
+"""BLOCKDEP: the number of blocks of a kernel that may be unfinished when the next kernel starts.
 
 Source: ``CalcBlockDep`` and ``GetJobs`` of regor's register_cs_generator.
 """
@@ -23,7 +23,7 @@ Box = tuple[Size, Size]  # first and end coordinate: row, column, channel
 
 
 def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Facts]) -> Iterator[Rejection]:
-    """Check each kernel against the previous one. The kernels of a chain run together, after the kernel before the chain."""
+    """Check each kernel against the previous one, or each kernel of a chain against the one before the chain."""
     earlier: Facts | None = None
     latest: Facts | None = None
     for index, (instruction, facts) in enumerate(zip(instructions, all_facts, strict=True)):
@@ -43,7 +43,7 @@ def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Fact
 
 
 def largest_blockdep(first: Facts, second: Facts) -> int:
-    """Return the largest BLOCKDEP with which ``second`` reads no bytes that unfinished blocks write."""
+    """Return the largest BLOCKDEP with which ``second`` reads no bytes that unfinished blocks of ``first`` write."""
     most = MOST_BLOCKDEP[second.npu.family]
     assert first.prepared is not None and second.prepared is not None
     written = [access for access in first.prepared.writes if isinstance(access, FeatureMap) and access.in_memory]
@@ -84,7 +84,7 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
 
 
 def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
-    """Return the strides of a layout that contains both maps, or None. One map may be a strided slice."""
+    """Return the strides of a layout that contains both feature maps, or None. One of them may be a strided slice."""
     axes = 3 if a.bricks else 2
     pairs = list(zip(a.strides, b.strides, strict=True))
     if (a.bricks, a.dtype.itemsize) != (b.bricks, b.dtype.itemsize) or any(min(pair) <= 0 for pair in pairs[:axes]):
@@ -145,7 +145,7 @@ def _ifm_job(facts: Facts) -> Size:
 
 
 def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
-    """Return at most ``most`` jobs (blocks) from the start or end of a box, in order of row, column and channel."""
+    """Return at most ``most`` jobs from the start or end of a feature map, in order of row, column and channel."""
     rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
     count = rows * columns * slices
     numbers = range(max(0, count - most), count) if from_end else range(min(count, most))

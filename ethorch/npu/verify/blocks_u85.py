@@ -24,7 +24,7 @@ MICROBLOCKS = {0: (1, 1), 1: (1, 2), 2: (1, 4), 3: (2, 2), 4: (2, 4), 5: (4, 4)}
 
 
 class Memories(NamedTuple):
-    """Sizes in bytes of an NPU's internal memories."""
+    """The sizes of an NPU's internal memories in bytes."""
 
     ifm: int
     accumulators: int
@@ -91,7 +91,7 @@ def largest_block(facts: Facts) -> tuple[int, int, int]:
 
 
 def required_bytes(facts: Facts, memories: Memories) -> Iterator[tuple[str, int, int]]:
-    """Yield (contents, required bytes, available bytes) for each internal memory."""
+    """Yield the contents, the required bytes and the available bytes of each internal memory."""
     height, width, depth = block_size(facts)
     values = facts.values
     if facts.name == "NPU_OP_ELEMENTWISE":

@@ -17,7 +17,7 @@ def is_chained(facts: Facts, operand: str) -> bool:
 
 
 def check_chains(all_facts: Sequence[Facts]) -> Iterator[Rejection]:
-    """Check the sources and sizes of chained operands, and that KEEP follows a kernel that keeps accumulators."""
+    """Check the sources and sizes of chained operands. Check that KEEP follows a kernel that keeps accumulators."""
     chain: dict[int, Facts] = {}
     earlier: Facts | None = None
     for index, facts in enumerate(all_facts):

@@ -1,4 +1,4 @@
-"""Bytes that accesses cover."""
+"""The bytes that accesses cover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ethorch.support.errors import MachineFault
 
 
 def view_bytes(access: Access, memory: Array) -> list[Array]:
-    """Return views of the accessed elements of ``memory``, which has one element per byte."""
+    """Return views of the elements of ``memory`` for the accessed bytes. It has one element per byte."""
     if isinstance(access, Span):
         return [memory[access.base : access.base + access.size_bytes]]
     step = memory.itemsize
@@ -30,11 +30,11 @@ def view_bytes(access: Access, memory: Array) -> list[Array]:
             try:
                 view: Array = np.ndarray(shape, memory.dtype, memory, base * step, tuple(step * stride for stride in strides))
             except ValueError as error:
-                raise MachineFault(f"a tile of {shape} bytes at {base:#x} exceeds its region.") from error
+                raise MachineFault(f"a tile of {shape} bytes at {base:#x} exceeds its region of {memory.size} bytes.") from error
             views.append(view)
     return views
 
 
 def is_stored(access: Access) -> bool:
-    """Return True unless a feature map is chained or has no storage."""
+    """Return True if an access is to memory, not to a feature map that is chained or has no storage."""
     return not isinstance(access, FeatureMap) or access.in_memory

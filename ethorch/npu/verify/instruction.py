@@ -1,4 +1,4 @@
-"""Operations with their waits."""
+"""The operations of a stream, with their waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ethorch.support.errors import MachineFault
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait until at most ``count`` transfers (if ``is_dma``) or kernels are unfinished."""
+    """A command that waits until at most ``count`` transfers (if ``is_dma``) or kernels are outstanding."""
 
     is_dma: bool
     count: int
@@ -29,7 +29,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Facts:
-    """Registers and accesses of an operation. Equal operations share them."""
+    """The registers and accesses of an operation. Equal operations share an instance."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class Facts:
 
     @property
     def mode(self) -> str:
-        """Mode of the operation, e.g. ``AVERAGE``, or empty."""
+        """The mode of the operation, e.g. ``AVERAGE``, or an empty string if it has none."""
         names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
         return names[self.parameter] if names else ""
 
@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclass
 class Listing:
-    """The instructions of a stream up to its stop."""
+    """The instructions of a stream before NPU_OP_STOP."""
 
     npu: Npu
     instructions: list[Instruction]
@@ -104,7 +104,10 @@ def decode_instructions(payload: bytes) -> Listing:
             instructions.append(Instruction(Op(header.npu, name, raw, used, command.offset), tuple(waits)))
             waits = []
         else:
-            raise MachineFault(f"{name} at byte {command.offset:#x} cannot be verified. Remove the command.")
+            raise MachineFault(
+                f"{name} at byte {command.offset:#x} cannot be verified; expected a kernel, transfer, wait or NPU_OP_STOP. "
+                "Remove the command."
+            )
     raise MachineFault("the stream ends without NPU_OP_STOP")
 
 
@@ -131,7 +134,7 @@ def _describe(op: Op) -> Facts:
 
 
 def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
-    """Return the decoded registers, and the message about the first illegal value or an empty string."""
+    """Return the decoded registers, and a message if a value is illegal, or else an empty string."""
     try:
         return op.values, ""
     except MachineFault:
@@ -146,7 +149,7 @@ def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
 
 
 def _trim(run: Run, prepared: Prepared) -> Run:
-    """Exclude the unused channels of the last brick (npu-reference 3.3)."""
+    """Exclude the unused channels of the last brick from an access (npu-reference 3.3)."""
     for fm in prepared.maps:
         if fm.bricks and run.register.startswith(f"{fm.name}_BASE"):
             unused = -fm.depth % BRICK * fm.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Compare dataflow with a reference."""
+"""Compare the dataflow of a stream with a reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def trace_reference(listing: Listing, image: Image) -> Dataflow:
 
 
 def check_dataflow(listing: Listing, image: Image, reference: Dataflow) -> Iterator[Rejection]:
-    """Check that operations read the same values as in the reference."""
+    """Check that the operations read the same values as the operations of the reference."""
     ops = [instruction.op for instruction in listing.instructions]
     memory = LabelMemory(ops, image.constants, (*image.inputs, *image.outputs))
     for number, place in enumerate(image.inputs):

@@ -1,4 +1,4 @@
-"""Violated rules."""
+"""Violations of the rules for command streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block sizes and the layout of SHRAM on U55 and U65.
+"""Block sizes and SHRAM layouts of U55 and U65.
 
 Sources: ``TryBlockConfig`` and ``FindBlockConfig`` of regor, Vela's architecture_allocator.py.
 """
@@ -48,7 +48,7 @@ SHRAM = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Values of the layout registers, in banks."""
+    """The values of the layout registers, in banks."""
 
     ib_end: int
     ib2_start: int
@@ -156,7 +156,7 @@ def _reads_map(facts: Facts) -> bool:
 
 
 def ifm_block(facts: Facts, shram: Shram) -> tuple[int, int, int]:
-    """Return the IFM block (height, width, depth)."""
+    """Return the height, width and depth of a kernel's IFM blocks."""
     height, width, depth = block_size(facts)
     window = getattr(facts.prepared.form, "window", None) if facts.prepared else None
     if isinstance(window, Window):
@@ -185,5 +185,5 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def tables_share_banks(npu: Npu) -> bool:
-    """Return True if kernels without tables overwrite the SHRAM banks of tables."""
+    """Return True if kernels without lookup tables overwrite the SHRAM banks of lookup tables."""
     return npu.name in SHRAM and not SHRAM[npu.name].reserves_tables

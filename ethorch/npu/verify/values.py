@@ -1,4 +1,4 @@
-"""Values in memory: bytes that an operation writes, until they are overwritten."""
+"""The values in memory. A value consists of the bytes that an operation writes, until they are overwritten."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class _Overwrite:
 
 @dataclass
 class Memory:
-    """Labels of all bytes, by region.
+    """The label of each byte, by region.
 
     Attributes:
-        writers: Position of the operation that wrote a byte, or a negative label.
-        unread: True for bytes not read since they were written.
-        contents: Bytes that were copied from constants.
-        known: True for valid bytes of ``contents``.
-        paddings: Kernels that read only constants or copies of them.
+        writers: Label of each byte: the position of the operation that wrote it, or a negative number.
+        unread: True for each byte that has not been read since it was written.
+        contents: Contents of the bytes that were copied from constants.
+        known: True for each byte whose contents are valid.
+        paddings: Positions of kernels that read only constants or copies of them.
     """
 
     writers: dict[int, Array]
@@ -129,7 +129,7 @@ class _Checker:
     def _check_overwrite(
         self, index: int, access: Access, label: int, overwrite: _Overwrite, labels: set[int]
     ) -> Iterator[Rejection]:
-        """Reject overwrites except of padding, or of rows of a rolling buffer that have been read (npu-reference 3.2)."""
+        """Reject overwrites, except those of padding, and of rows of a rolling buffer that have been read (npu-reference 3.2)."""
         writer = self.all_facts[overwrite.writer]
         written = _written_map(writer)
         value = _written_map(self.all_facts[label]) if label >= 0 else None
@@ -262,7 +262,7 @@ class _Checker:
 
 
 def count_weights(content: Bytes, is_fast: bool) -> int:
-    """Return the number of weights in a stream, or -1 if it is damaged."""
+    """Return the number of weights in a weight stream, or -1 if it is malformed."""
     key = hashlib.blake2b(content.tobytes(), digest_size=16).digest() + bytes([is_fast])
     if key not in _lengths:
         try:
@@ -305,7 +305,7 @@ def _share_rows(a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _share_tensor(a: FeatureMap, b: FeatureMap, origin: int) -> bool:
-    """Return True if two maps can be parts of one tensor with a row that starts at ``origin``."""
+    """Return True if two feature maps can be parts of one tensor, a row of which starts at ``origin``."""
     axes = 3 if a.bricks else 2
     if not _share_rows(a, b) or a.strides[:axes] != b.strides[:axes] or min(a.strides[:axes]) <= 0:
         return False

@@ -22,7 +22,7 @@ _STREAMS = ("WEIGHT", "SCALE")
 
 @dataclass
 class Unfinished:
-    """Positions of operations that may be running, oldest first."""
+    """The positions of operations that may be running, oldest first."""
 
     transfers: list[int] = field(default_factory=list)
     kernels: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ def _missing_wait(
 
 
 def find_conflict(first: Facts, second: Facts) -> Run | None:
-    """Return an access of ``second`` that must wait for ``first``, or None."""
+    """Return an access of ``second`` that must wait for ``first``, or None if there is none."""
     if first.is_dma or second.is_dma:
         return _overlap(second.reads, _writes(first)) or _overlap(_writes(second), (*first.reads, *_writes(first)))
     return _overlap([run for run in second.reads if run.register.startswith(_STREAMS)], first.writes)
