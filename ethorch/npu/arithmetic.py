@@ -156,7 +156,6 @@ def _symmetric(t: Ints, n: int) -> Ints:
 
 
 def wrap_32(v: Ints) -> Ints:
-    """Return the low 32 bits of each value as a signed integer."""
     return v.astype(np.int32).astype(np.int64)
 
 

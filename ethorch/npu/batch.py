@@ -92,7 +92,6 @@ def run_many(
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

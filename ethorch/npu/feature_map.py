@@ -67,7 +67,7 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """The location and layout of a feature map [H, W, C] in memory. Immutable by convention."""
+    """The location and layout of a feature map [H, W, C] in memory. Instances are immutable by convention."""
 
     name: str
     region: int

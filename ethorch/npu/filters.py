@@ -38,7 +38,7 @@ class Filter:
     Attributes:
         matrix: Weights [K, O] for CONV (K = KH*KW*C) or [KH*KW, O] for DEPTHWISE, in the smallest sufficient integer type.
         dtype: Float type of the product.
-        parts: Row ranges of ``matrix``. The accumulator of each range is exact in ``dtype``.
+        parts: Row ranges of ``matrix``. The partial accumulators of each range are exact in ``dtype``.
         offset: int64[O], the contribution of the zero point to each accumulator.
         bias: int64[O], added by the output stage (npu-reference 8.1).
         largest: float64[O], a bound on |accumulator + offset + bias| and on intermediate sums.

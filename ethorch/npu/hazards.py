@@ -30,7 +30,7 @@ def check_overlap(m: Memory, step: Step) -> None:
                 clash = m.overlap(read, ofm) and not _in_place(step, read, ofm) and _maps_clash(m, read, ofm)
             if clash:
                 raise MachineFault(
-                    f"{ofm.name} overlaps {read.name}, so that the operation could overwrite input bytes before reading them"
+                    f"{ofm.name} overlaps {read.name}, so the operation could overwrite input bytes before reading them"
                 )
 
 

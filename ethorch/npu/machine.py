@@ -54,9 +54,9 @@ class Machine:
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
         checks: Names of checks. ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``).
             ``overlap`` rejects operations whose OFM could overwrite an input before hardware reads it.
-        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, but within 2**35..2**41. A
+        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, limited to 2**35..2**41. A
             stream without branches is rejected before it runs; a stream with branches is stopped at the limit.
-        sources: Map from commands to operators for faults, traces and ``operators``.
+        sources: Map from commands to operators, which faults, traces and ``operators`` use.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
             branches always use NumPy.
 

@@ -84,7 +84,6 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """Return the bytes of a region. Raise MachineFault if it does not exist."""
         try:
             return self.regions[number]
         except KeyError:
@@ -111,7 +110,6 @@ class Memory:
             read_rows(self.views(fm), first, out)
 
     def write(self, fm: FeatureMap, values: Array) -> None:
-        """Store the elements of a feature map in memory or in a chain buffer."""
         self.written = fm
         if fm.storage == STORAGE_CHAINED:
             self.chain[fm.region] = values
@@ -119,7 +117,6 @@ class Memory:
             write_rows(self.views(fm), 0, values)
 
     def write_rows(self, fm: FeatureMap, first: int, values: Array) -> None:
-        """Store ``values`` in consecutive rows of a feature map in memory, starting at row ``first``."""
         self.written = fm
         write_rows(self.views(fm), first, values)
 

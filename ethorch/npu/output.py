@@ -33,7 +33,7 @@ TRANSPOSES = {
 
 @dataclass(frozen=True)
 class Table:
-    """The format of a lookup table: entry type, index origin, and interpolation formula if it interpolates.
+    """The format of a lookup table: entry type, index origin, and interpolation formula, if any.
 
     On U85, tables are numbered, and table n starts at n * ``size_bytes``. U55 and U65 tables start at multiples of 256 bytes
     (npu-reference 7).
@@ -230,7 +230,7 @@ class OutputStage:
         return y.astype(self.ofm.dtype)
 
     def write(self, m: Memory, values: Array) -> None:
-        """Transpose or reverse values [H, W, C] if necessary, and store them in memory or a chain (npu-reference 8.5, 8.8)."""
+        """Transpose or reverse values [H, W, C] if necessary. Store them in memory or a chain buffer (npu-reference 8.5, 8.8)."""
         if self.reverse >= 0:
             values = np.flip(values, self.reverse)
         m.write(self.ofm, values.transpose(self.transpose))
@@ -259,7 +259,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Scale exact accumulators ``sums`` [n*W, C], which may be overwritten, and store them in n rows from ``first``."""
+        """Scale exact accumulators ``sums`` [n*W, C], which may be overwritten. Store them in n rows, starting at row ``first``."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

@@ -71,7 +71,7 @@ class Program:
         return stream.operations(self.config, self.commands)
 
     def steps(self) -> list[Step]:
-        """Return the prepared operations before NPU_OP_STOP. Requires a stream without branches."""
+        """Return the prepared operations before NPU_OP_STOP. The stream must not have branches."""
 
         def make() -> list[Step]:
             steps: list[Step] = []
@@ -85,7 +85,7 @@ class Program:
 
     @cached_property
     def work(self) -> int:
-        """The work units of one run. Requires a stream without branches."""
+        """The work units of one run. The stream must not have branches."""
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:

@@ -28,7 +28,7 @@ class Npu:
 
     Attributes:
         cores: Weight streams per operation: one for each core, or on U85 for each weight decoder.
-        internal_bytes: Internal memory that a DMA can write: the SHRAM of one core, or the LUT RAM on U85.
+        internal_bytes: Size of the internal memory that a DMA transfer can write: the SHRAM of one core, or the LUT RAM on U85.
         ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have only the key 0.
     """
 

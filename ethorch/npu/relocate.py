@@ -24,7 +24,7 @@ class Relocated:
     """A payload that reads its constants at other addresses.
 
     Attributes:
-        inserted: Byte offsets at which commands were inserted, in the old stream, relative to the first command word.
+        inserted: Byte offsets in the old stream at which commands were inserted, relative to the first command word.
     """
 
     payload: bytes
@@ -44,7 +44,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Where Vela omitted a register write that is now necessary, insert it.
+    Insert the register writes that Vela omitted but the new addresses require.
 
     Args:
         moves: New address of each range returned by :func:`constants_of`.

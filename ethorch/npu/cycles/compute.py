@@ -46,7 +46,7 @@ class Computation:
 def compute(works: Sequence[Work], *, is_first: bool = True, is_last: bool = True) -> Computation:
     """Return the cycles of one depth slice of a chain of kernels (Vela's MeasureCycleCost).
 
-    The first slice includes reading the first IFM block. The last slice includes writing the last OFM block.
+    The first slice's cycles include reading the first IFM block, and the last slice's cycles include writing the last OFM block.
     """
     work, per_element = works[0], sum(output_cycles(work) for work in works)
     if work.kind in (ELEMENTWISE, RESIZE):

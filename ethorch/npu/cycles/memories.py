@@ -1,4 +1,4 @@
-"""Memory rates."""
+"""Bandwidths and latencies of memories."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], c
     Args:
         port_bytes: Width of an AXI port.
         memories: Values of a ``System_Config`` section, by memory and key. Missing keys have the defaults of regor.cpp.
-        constants, arena, staging: Name of each region's memory.
+        constants, arena, staging: Name of the memory that contains each of these regions.
     """
 
     def rate(name: str) -> MemoryRate:

@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """The NPU's cycles or the longest access cycles of a memory, whichever are more, plus ``effects``."""
+        """The larger of the NPU's cycles and the slowest memory's access cycles, plus ``effects``."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 
@@ -126,7 +126,7 @@ def time_operators(
     effects: Effects = Effects(),
     ranks: Mapping[int, float] = MappingProxyType({}),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield each operator's NPU cycles (including waits) and access cycles by memory.
+    """Yield the NPU cycles of each operator, including waits, and its access cycles for each memory.
 
     Args:
         ranks: Fractional stream position of each new transfer, keyed by ``Transfer.position``.

@@ -27,7 +27,7 @@ class Buffer:
 
     @property
     def first(self) -> int:
-        """The position of the first write, or of the first read if nothing writes the bytes. -1 for an input from the host."""
+        """The position of the first write, or of the first read if nothing writes the bytes. It is -1 for a host input."""
         return -1 if self.is_input else min(self.writers or self.readers)
 
 

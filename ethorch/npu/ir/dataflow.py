@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        Kernels that only copy and contiguous transfers move the labels, and have no digests.
+        Contiguous transfers, and kernels that only copy, move labels and have no digest.
         """
         form = op.prepared.form
         if isinstance(form, Copy):

@@ -86,13 +86,12 @@ class Op:
         self._values, self._derived = None, {}
 
     def copy(self, **raw: int) -> Op:
-        """Return a copy with the given raw register values."""
         if not raw:
             return replace(self, registers=dict(self.registers))
         return replace(self, registers={**self.registers, **raw}, _values=self._change_values(raw), _derived={})
 
     def _change_values(self, raw: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the decoded registers with changes, or None if they have not been decoded or a new value is illegal."""
+        # Returns the decoded registers with changes, or None if they have not been decoded or a new value is illegal.
         if self._values is None:
             return None
         values = dict(self._values)

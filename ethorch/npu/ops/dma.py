@@ -18,7 +18,7 @@ from ethorch.support.errors import MachineFault
 @operation("NPU_OP_PMU_MASK", *ALL)
 @operation("NPU_OP_IRQ", *ALL)
 def nothing(op: Operation) -> Prepared:
-    """Prepare a wait, PMU mask or interrupt. They have no effect, because the simulator executes commands in order."""
+    """Prepare a wait, PMU mask or interrupt, which has no effect because the simulator executes commands in order."""
     return Prepared(lambda m: None, computes=False, form=Nothing())
 
 

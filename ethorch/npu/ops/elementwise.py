@@ -36,7 +36,7 @@ class Operand:
     constant: int | None = None
 
     def read(self, m: Memory) -> Ints:
-        """Return int64[h, w, c]. Broadcast axes have size 1."""
+        """Return the values as int64[h, w, c]. Broadcast axes have size 1."""
         if self.constant is not None:
             return np.full((1, 1, 1), self.constant - self.fm.zero_point, np.int64)
         x = m.read(self.fm).astype(np.int64)

@@ -96,7 +96,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Prepare the operation OFM = index of the first maximum along ``axis`` in each window (npu-reference 8.7)."""
+        # Prepares the operation OFM = index of the first maximum along ``axis`` in each window (npu-reference 8.7).
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX_{'YX'[axis]}: expected a kernel of extent 1 along the {'xy'[axis]} axis, got {w.kernel}")

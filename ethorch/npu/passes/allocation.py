@@ -1,4 +1,4 @@
-"""Reallocate buffers with exact lifetimes."""
+"""Reallocate buffers according to their exact lifetimes."""
 
 from __future__ import annotations
 

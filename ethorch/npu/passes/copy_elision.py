@@ -32,7 +32,7 @@ _HOST = -1  # position of the host as a writer or reader
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream with fewer copies and cycles that fits the regions' maximum sizes, or None."""
+    """Return a stream that has fewer copies and cycles and fits the maximum sizes of its regions, or None."""
     copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op)]
     if not copies:
         return None
@@ -55,7 +55,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Context, most: int) -> Stream | None:
-    """Return the changed stream if it needs fewer than ``most`` cycles and fits the regions' maximum sizes, or None.
+    """Return the changed stream, or None if it needs ``most`` or more cycles, or exceeds the maximum size of a region.
 
     Before reallocation, buffers are at their original addresses. Only those with longer lifetimes are at new addresses.
     """
@@ -126,7 +126,7 @@ class _Elision:
                         remove(position, copy)
 
     def _start_round(self) -> None:
-        """Find the readers and writers of each operation. Remove copies that no operation reads."""
+        # Finds the readers and writers of each operation. Removes copies that no operation reads.
         self._trace()
         self.is_traced = True
         unread = [position for position in self.removable if position not in self.removed and not self.reads[position]]
@@ -174,7 +174,7 @@ class _Elision:
         return (position for position in positions if position not in self.removed)
 
     def _redirect_readers(self, position: int, copy: KernelCopy) -> None:
-        """Change the readers of a copy to read its source, or the source of an earlier copy."""
+        # Changes the readers of a copy to read its source, or the source of an earlier copy.
         changes: list[tuple[Op, int, str]] = []
         for user in self.reads[position]:
             if user.fm is None or not user.is_only or user.position in self.changed:
@@ -207,7 +207,7 @@ class _Elision:
         return None
 
     def _redirect_writers(self, position: int, copy: KernelCopy) -> None:
-        """Change the writers of a copy's source to write its target."""
+        # Changes the writers of a copy's source to write its target.
         writers = self.writers[position]
         if copy.target.region not in self.regions or not writers or _HOST in writers or writers & self.changed:
             return
@@ -238,7 +238,7 @@ class _Elision:
         return None
 
     def _apply(self, position: int, changes: Iterable[tuple[Op, int, str]]) -> None:
-        """Remove a copy, and replace each changed operation. ``changes`` names the feature map that changed in it."""
+        # Removes a copy, and replaces each changed operation. ``changes`` names the feature map that changed in it.
         for op, other, name in changes:
             self.places.add((op.registers[f"{name}_REGION"], op.registers[f"{name}_BASE0"]))
             self.ops[other] = op
@@ -249,7 +249,7 @@ class _Elision:
         self.is_traced = False
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the position of the first later operation that overwrites any byte of a value that the copy reads."""
+        # Returns the position of the first later operation that overwrites any byte of a value that the copy reads.
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
@@ -261,7 +261,7 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if a copy's target is read by the writer's chain, or accessed between this chain and the copy."""
+        # Returns True if a copy's target is read by the writer's chain, or accessed between this chain and the copy.
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]
@@ -276,7 +276,7 @@ def _access_place(place: Place) -> Access:
 
 
 def _list_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
-    """Yield each chain of operations, with the position after the chain."""
+    # Yields each chain of operations, with the position after the chain.
     end = 0
     for group in group_chains(ops):
         end += len(group)

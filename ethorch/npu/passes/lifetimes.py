@@ -136,7 +136,7 @@ class _Tracker:
         return value
 
     def _is_repetition(self, old: Value, new: Value) -> bool:
-        """Return True if the writers of two values are successive and differ only in input addresses, as in a MATMUL."""
+        # Returns True if the writers of two values are successive and differ only in input addresses, as in a MATMUL.
         a, b = old.writer, new.writer
         if a is None or b is None or old.ranges != new.ranges or new.start - old.last > 1:
             return False
@@ -204,7 +204,7 @@ class _Tracker:
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return the position of the first and of the last operation that may run at the same time as each operation."""
+    """Return, for each operation, the positions of the first and last operations that may run at the same time."""
     starts, ends = list(range(len(ops))), list(range(len(ops)))
     running: dict[bool, list[int]] = {True: [], False: []}
     for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):

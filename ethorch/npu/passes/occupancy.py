@@ -1,4 +1,4 @@
-"""Memory in use at each operation."""
+"""The memory that is in use during each operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRANULE = 16  # bytes, alignment of transfers and weights (npu-reference 7)
 
 
 class Occupancy:
-    """The granules of one region that are in use at each operation."""
+    """The granules (GRANULE bytes each) of one region that are in use during each operation."""
 
     def __init__(self, ops: Sequence[Op], region: int, limit: int, image: Image) -> None:
         ends = [high for where, _, high in (*image.inputs, *image.outputs) if where == region]
@@ -40,7 +40,7 @@ class Occupancy:
         """Return the lowest address at which all spans are free, or None if there is none.
 
         Args:
-            spans: First and last operation, and offset from the address and size in bytes, of each span.
+            spans: First operation, last operation, offset from the address, and size in bytes of each span.
         """
         granules, columns = -(-size_bytes // GRANULE), self.rows.shape[1]
         count = min(self.limit - granules, columns) + 1

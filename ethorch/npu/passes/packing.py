@@ -44,7 +44,7 @@ def pack(segments: Sequence[Segment], permits: Sequence[Permit]) -> Packing:
 
 
 def bound_size(segments: Sequence[Segment], permits: Iterable[Permit]) -> int:
-    """Return the maximum number of bytes in use at any time. Bytes that two segments share by a permit count once."""
+    """Return the maximum number of bytes in use at any time. Bytes that two segments share by permission are counted once."""
     live: dict[int, int] = {}
     events: list[tuple[int, int]] = []
     for segment in segments:

@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Permit:
-    """The permission for two segments to overlap at ``time`` if the second is moved ``offset`` bytes farther than the first."""
+    """A permission for two segments to overlap at ``time`` if the second is moved ``offset`` bytes farther than the first."""
 
     first: int
     second: int

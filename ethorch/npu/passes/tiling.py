@@ -55,7 +55,7 @@ class _Unit:
 
 
 class Tiler:
-    """A divider of a stream into parts. The buffers of the stream must not share bytes, and its keys must be unique."""
+    """A stream to be divided into parts. Its buffers must not share bytes, and its keys must be unique."""
 
     def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], segments: Sequence[Segment], first_key: int):
         self.segments = segments
@@ -78,7 +78,7 @@ class Tiler:
         Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
 
         Returns:
-            End of the divided units, and the operations of each part. None if the units cannot be divided.
+            End of the divided units, and the operations of each part, or None if the units cannot be divided.
         """
         units = [replace(unit) for unit in self.units[first : last + 1]]
         end = self._divide(units, seed - first, axis, cut)
@@ -111,7 +111,7 @@ class Tiler:
         return needed
 
     def _compact(self, units: Sequence[_Unit], start: int, end: int) -> None:
-        """Store each part of a feature map contiguously if only the corresponding parts of operations access it."""
+        # Stores each part of a feature map contiguously if only the corresponding parts of operations access it.
         inside = [
             segment for segment in self.segments if segment.pieces[0].start >= start and max(p.end for p in segment.pieces) <= end
         ]
@@ -149,7 +149,7 @@ class Tiler:
         return result
 
     def _divide(self, units: list[_Unit], seed: int, axis: int, cut: Cut) -> int:
-        """Divide units, and return their number. The first unit that needs all parts ends the division."""
+        # Divides units, and returns their number. The first unit that needs all parts ends the division.
         parts = self._split(units[seed], axis, cut)
         if parts is None:
             return 0

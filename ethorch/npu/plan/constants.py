@@ -49,7 +49,7 @@ class Constants:
         self._pieces.setdefault(target.region, []).extend(moved)
 
     def apply(self, prepared: Prepared) -> None:
-        """Update the constant bytes after any other operation than a contiguous DMA transfer."""
+        """Update the constant bytes after an operation other than a contiguous DMA transfer."""
         if prepared.scattered is not None:
             self._pieces[prepared.scattered[1]] = []
         for access in prepared.writes:

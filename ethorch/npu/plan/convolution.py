@@ -47,7 +47,7 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial accumulators: offset plus bias, or 0 if the output stage adds these, minus the correction.
+        """Return the initial accumulators: the negative correction, plus offset and bias unless the output stage adds these.
 
         int32 accumulators wrap.
         """

@@ -201,7 +201,7 @@ class Context:
         return packed
 
     def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """Pack a scaling that is computed in float64 and adds the zero point. Requires ``ranges.exact_in_double``."""
+        """Pack a scaling that is computed in float64 and adds the zero point. ``ranges.exact_in_double`` must be True."""
         packed = self._share("double", s, zero_point, self._double_scale)
         assert isinstance(packed, layout.DoubleScale)
         return packed

@@ -76,7 +76,7 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run at most ``most`` further images of a batch, without an update of ``tallies``. Requires ``plan.is_whole``.
+        """Run up to ``most`` further images of a batch without updating ``tallies``. ``plan.is_whole`` must be True.
 
         Returns:
             Index of an image that must be processed in Python, or None.

@@ -1,4 +1,4 @@
-"""Structs for pools and resizes. A pool that computes the identity is replaced by a move."""
+"""Structs for pools and resizes. A pool that computes the identity is replaced with a move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification of command streams."""
+"""Check command streams for violations of the hardware's and Vela's rules."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ethorch.support.errors import MachineFault
 
 
 def view_bytes(access: Access, memory: Array) -> list[Array]:
-    """Return views of the elements of ``memory`` for the accessed bytes. It has one element per byte."""
+    """Return views of the accessed elements of ``memory``, an array with one element for each byte of a region."""
     if isinstance(access, Span):
         return [memory[access.base : access.base + access.size_bytes]]
     step = memory.itemsize

@@ -129,7 +129,7 @@ class _Checker:
     def _check_overwrite(
         self, index: int, access: Access, label: int, overwrite: _Overwrite, labels: set[int]
     ) -> Iterator[Rejection]:
-        """Reject overwrites, except those of padding, and of rows of a rolling buffer that have been read (npu-reference 3.2)."""
+        # Rejects overwrites, except those of padding, and of rows of a rolling buffer that have been read (npu-reference 3.2).
         writer = self.all_facts[overwrite.writer]
         written = _written_map(writer)
         value = _written_map(self.all_facts[label]) if label >= 0 else None
@@ -305,7 +305,7 @@ def _share_rows(a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _share_tensor(a: FeatureMap, b: FeatureMap, origin: int) -> bool:
-    """Return True if two feature maps can be parts of one tensor, a row of which starts at ``origin``."""
+    # Returns True if two feature maps can be parts of one tensor, a row of which starts at ``origin``.
     axes = 3 if a.bricks else 2
     if not _share_rows(a, b) or a.strides[:axes] != b.strides[:axes] or min(a.strides[:axes]) <= 0:
         return False

@@ -14,7 +14,6 @@ PADDING = 64  # bytes that must be readable after a weight stream
 
 
 def build() -> Path:
-    """Build the library. Raise HostError if the build fails."""
     return native.build("npu", [Path(__file__).with_name("weights.cpp")], ["-O2"])
 
 

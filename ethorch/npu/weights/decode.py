@@ -318,7 +318,7 @@ def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
 def decode_fast(data: bytes | Bytes) -> Array:
     """Decode a stream in the fast format of U85 (FWD) to int8 or int16 (npu-reference 4.4).
 
-    The stream contains bytes, or 2-bit or 4-bit indices into a table of 16 entries.
+    The stream contains one byte per weight, or indices of 2 or 4 bits into a table of 16 entries.
     """
     data = bytes(data)
     if len(data) < 32:

@@ -22,7 +22,7 @@ _EXTENTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # of blocks that are compared
 
 @dataclass
 class Chooser:
-    """A cache of the ``Form`` of each product shape that needs the fewest cycles according to the cycle model."""
+    """A cache that contains the fastest ``Form`` for each shape of a product, according to the cycle model."""
 
     stream: Stream
     context: Context
@@ -75,7 +75,7 @@ def _describe(product: Product) -> tuple[object, ...]:
 
 
 def list_splits(npu: Npu, product: Product) -> Iterator[tuple[int, bool]]:
-    """Yield candidates for the number of columns per convolution, and for whether inputs are kernel taps."""
+    """Yield candidates: the number of columns per convolution, and whether inputs are kernel taps."""
     unit = npu.ofm_units[0] * npu.cores
     depth = round_up(product.depth, IFM_BLOCK)
     for has_taps in (False, True):

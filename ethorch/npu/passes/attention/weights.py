@@ -28,7 +28,7 @@ def _slice_header(weights: int) -> int:
 
 
 def build_header(weights: int) -> bytes:
-    """Return the first LINE bytes of a stream with ``weights`` weights, an even number."""
+    """Return the first LINE bytes of a stream, whose number of weights must be even."""
     bits = _slice_header(1) | _slice_header(weights - 1) << _HEADER_BITS + _WEIGHT_BITS
     return bits.to_bytes(LEAD + 1, "little") + bytes(LINE - LEAD - 1)
 
@@ -101,7 +101,7 @@ class Layout:
         return self.unit * (self.depth if self.has_taps else IFM_BLOCK)
 
     def _offset(self, output: int, first: int) -> int:
-        """Return the byte offset of a weight. ``output`` must be a multiple of ``unit``, and ``first`` of LANES."""
+        # Returns the byte offset of a weight. ``output`` must be a multiple of ``unit``, and ``first`` of LANES.
         block, inside = divmod(first, IFM_BLOCK)
         block_bytes = IFM_BLOCK * (self.unit if self.has_taps else self.rows)
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
@@ -178,7 +178,7 @@ class Layout:
             yield Box(output, first, count, outputs, LANES, 0, step, self._offset(output, first), stride)
 
     def _list_runs(self, chunks: int) -> list[tuple[int, int, int]]:
-        """Return (first input, count, distance) for each series of equally spaced groups of LANES inputs."""
+        # Returns (first input, count, distance) for each series of equally spaced groups of LANES inputs.
         per_block = IFM_BLOCK // LANES
         if self.has_taps or chunks <= per_block:
             return [(0, chunks, LANES)] if chunks else []
