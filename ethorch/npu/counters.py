@@ -153,7 +153,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
     """Return (name, seconds) pairs for the last run, excluding waits.
 
-    Each pair is for one operator if ``sources`` is given, and otherwise for one command.
+    If ``sources`` is not None, each pair is for one operator. Otherwise, each pair is for one command.
     """
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:

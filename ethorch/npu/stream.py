@@ -205,7 +205,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
 
 
 def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
-    """Iterate over the operations in stored order, with the register values that they have if no branch is taken."""
+    """Iterate over the operations in stored order, with register values as if no branch were taken."""
     state = dict(registers.reset_state(npu.family))
     for command in stream:
         if command.is_operation:

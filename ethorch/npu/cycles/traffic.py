@@ -1,4 +1,4 @@
-"""Bytes that operations move on the buses, and the cycles that this takes.
+"""Bytes that operations move on the buses, and the cycles needed for this.
 
 Sources: Vela 5.2's ethos_u55_performance.cpp and ethos_u85_performance.cpp.
 """
@@ -59,12 +59,12 @@ def transfer_bytes(npu: Npu, fm: Map, block: Size, elements: int, *, write: bool
 
 
 def first_block_cycles(work: Work) -> int:
-    """Return the cycles that reading the first IFM block takes (Vela's MinimumIfmCycles)."""
+    """Return the cycles needed to read the first IFM block (Vela's MinimumIfmCycles)."""
     return max((_block_cycles(work, fm, work.ifm_block, write=False) for fm in work.ifms), default=0)
 
 
 def last_block_cycles(work: Work) -> int:
-    """Return the cycles that writing the last OFM block takes (Vela's MinimumOfmCycles)."""
+    """Return the cycles needed to write the last OFM block (Vela's MinimumOfmCycles)."""
     return _block_cycles(work, work.ofm, work.block, write=True)
 
 

@@ -139,7 +139,7 @@ def _carries(step: Step) -> bool:
 def plan_of(program: Program, memory: Memory) -> Plan | None:
     """Return the plan, which is cached by region sizes.
 
-    Return None if there is no compiled code, the stream has branches, or regions overlap.
+    Return None if compiled code is missing, the stream has branches, or regions overlap.
     """
     if program.has_branches or library() is None:
         return None
