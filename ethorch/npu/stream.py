@@ -184,7 +184,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
         word = words[at]
         control = (word >> 14) & 3
         if control > 1:
-            raise MachineFault(f"{where(at)}: expected control bits 0 (CMD0) or 1 (CMD1), got {control}")
+            raise MachineFault(f"{where(at)}: control bits {control}; expected 0 (CMD0) or 1 (CMD1)")
         if control == 1 and at + 1 == len(words):
             raise MachineFault(f"{where(at)}: the stream ends before this command's second word")
         match = rows.get((control == 1, word & 0x3FF))
