@@ -78,7 +78,7 @@ def test_data_that_only_numpy_judges_goes_on():
     [
         (lambda place, data: [(place, data[:, :-1])], "bytes per image"),
         (lambda place, data: [(Place(place.region, 1 << 30, place.nbytes), data)], "exceed region 1, which has"),
-        (lambda place, data: [(place, data), (place, data[:3])], r"got \[3, 40\] images"),
+        (lambda place, data: [(place, data), (place, data[:3])], r"got image counts \[3, 40\]"),
         (lambda place, data: [], "one or more inputs"),
     ],
 )
