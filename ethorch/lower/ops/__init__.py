@@ -1,4 +1,4 @@
-"""Operator families. Importing this package completes ``OPS``."""
+"""Operator families. Importing this package adds every operator to ``OPS``."""
 
 from ethorch.lower.ops import (
     accumulate,

@@ -1,4 +1,4 @@
-"""Sums at indices, computed as products with a matrix of ones and zeros."""
+"""Accumulation at indices, computed as a product with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, a
 def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
     """Decompose an index_put with accumulate=True.
 
-    Return None if the indices are not integers of adjacent dims, or if ``add_at_index`` returns None.
+    Return None if an index is not an integer tensor, if the indexed dims are not adjacent, or if ``add_at_index`` returns None.
     """
     dims = side_by_side(indices)
     computed_indices = [index for index in indices if index is not None]

@@ -1,6 +1,6 @@
-"""Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a table.
+"""Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a lookup table.
 
-Plain integers are computed in int32. In operations with a quantized operand, they have scale 1 and zero point 0.
+Operators on plain integers compute in int32. If the other operand is quantized, plain integers have scale 1 and zero point 0.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """Apply ``compute`` to plain integers in INT32."""
+    """Convert two operands to plain INT32 integers, and apply ``compute``."""
     (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
     return QTensor(compute(b.widen(xv), b.widen(yv)), dims, None)
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """Saturate INT32 to ``dtype``. An empty dtype denotes int64, which is stored as INT32."""
+    """Saturate an INT32 value to ``dtype``. An empty dtype denotes int64, which is stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
@@ -58,7 +58,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
 
     Operands with equal scales are added exactly. Other operands are scaled so finely that only the final rounding affects the
-    result. Int32 activations are first divided by 4, because the sum of two halves, each rounded up, could overflow.
+    result. Int32 activations are first divided by 4 to prevent overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the common float dtype of the operands if this dtype represents all constants exactly, or in FP32."""
+    """Emit ``name`` in the operands' common float dtype if it represents all constants exactly, and in FP32 otherwise."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -204,7 +204,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|, from a table, or from TOSA ABS for plain integers."""
+    """out = |x|, read from a table, or computed with TOSA ABS for plain integers."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -216,7 +216,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x, from a table, or from TOSA SUB for plain integers."""
+    """out = -x, read from a table, or computed with TOSA SUB for plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 

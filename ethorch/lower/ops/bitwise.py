@@ -33,7 +33,7 @@ def check_integers(x: Any, *rest: Any) -> Reason | None:
             return Reason(
                 "integer.operand",
                 "expected integers or truth values, got a quantized operand",
-                "Convert the operand to int32 in the model, or use a comparison; the bits of quantized values depend on the scale.",
+                "Convert the operand to int32 in the model, or use a comparison. The bits of quantized values depend on the scale.",
             )
     return None
 
@@ -122,7 +122,7 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = floor(x / 2**y) in int32, for y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    If the NPU supports only rounding shifts, half of 2**y is subtracted first.
+    If the NPU supports only rounding shifts, half of 2**y is first subtracted from x.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):

@@ -37,7 +37,7 @@ def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
 
 
 def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """Cast from or to floats. Floats are truncated before a cast to integers, because CAST rounds."""
+    """Cast to or from a float dtype. Floats are truncated before a cast to integers, because CAST rounds."""
     dtype = out.dtype or "INT32"
     if x.is_integer:
         return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
@@ -82,10 +82,10 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype.
 
-    - Quantized to integers: rounded towards 0, using a TABLE for int8 and arithmetic for int16.
-    - Integers or truth values to quantized: rounded, using a RESCALE.
-    - Integers to narrower integers: reduced to the low bits, as in PyTorch.
-    - Any dtype to truth values: compared with 0.
+    - Quantized values become integers by rounding towards 0, using a TABLE for int8 and arithmetic for int16.
+    - Integers and truth values become quantized values by a RESCALE, which rounds.
+    - Integers that become narrower keep their low bits, as in PyTorch.
+    - Nonzero elements become true, and zeros become false.
 
     TOSA CAST, RESCALE.
     """

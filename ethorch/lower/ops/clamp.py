@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. A clamp is omitted if quantization saturates at its bounds."""
+"""Maxima, minima and clamps. A clamp is omitted if quantization already saturates at the same bounds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """Emit MAXIMUM or MINIMUM after requantization to ``out``, which is exact because quantization is monotonic.
+    """Requantize the operands to ``out``, then emit MAXIMUM or MINIMUM.
 
-    If ``out`` is None, emit the operator for plain integers or truth values of ``dtype``.
+    The result is exact because quantization is monotonic. If ``out`` is None, the result contains plain integers or truth values
+    of ``dtype``.
     """
     if dtype == "BOOL":
         return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)

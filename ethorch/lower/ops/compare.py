@@ -1,4 +1,4 @@
-"""Comparisons, which use TOSA comparisons on the U85, and a table of the sign of the difference on U55 and U65."""
+"""Comparisons. The U85 uses TOSA comparisons; U55 and U65 use a table indexed by the sign of the difference."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def check_convolution(
         return Reason(
             "convolution.dynamic_weight",
             "the weight is computed at run time; expected a constant weight",
-            "Make the weight a parameter or buffer, or use torch.matmul on shifted slices, which supports computed weights.",
+            "Make the weight a parameter or buffer, or use torch.matmul, which supports computed weights, on shifted slices.",
         )
     return None
 
@@ -148,7 +148,7 @@ def convolution(
 ) -> QTensor:
     """out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    The formula is for stride 1 and dilation 1. The result is computed exactly in int32 (int48 for int16) and rounded once.
+    The formula assumes stride 1 and dilation 1. The result is computed exactly in int32 (int48 for int16) and rounded once.
 
     TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """

@@ -18,11 +18,11 @@ _LARGEST_STRIDE = 3
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,H,W] with weights [O,C/G,KH,KW].
 
-    - Windows that read only padding: the result is the bias.
-    - Stride above 3, one group, no dilation: see ``_patches``.
-    - Stride above 3, one group per output channel: a convolution with a divisor of the stride, then every n-th result.
-    - Several groups of one input channel each: a DEPTHWISE_CONV2D.
-    - Other cases: a CONV2D for each group, and a CONCAT, which Vela eliminates.
+    - If, along some axis, all windows read only padding, the result is the bias.
+    - A stride above 3 with one group and no dilation uses space-to-depth.
+    - A stride above 3 with one group per output channel is reduced to one of its divisors, and excess results are discarded.
+    - Several groups with one input channel each use a DEPTHWISE_CONV2D.
+    - Other convolutions use a CONV2D for each group, and a CONCAT, which Vela eliminates.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)
@@ -69,7 +69,7 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Use space-to-depth for a stride above 3, because Vela would otherwise emit a convolution for each output pixel."""
+    # Space-to-depth, because Vela would otherwise emit a convolution for each output pixel.
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]
     counts = [size + block - 1 for size, block in zip(out.shape[2:], blocks, strict=True)]

@@ -19,11 +19,11 @@ MOST_CHANNELS = 65536
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,D,H,W] with weights [O,C/G,KD,KH,KW].
 
-    - One group, no dilation along the depth: a CONV2D computes each plane of the result, with planes of x as channels. Weights for
+    - With one group and no dilation along the depth, one CONV2D per result plane reads planes of x as channels. Weights for
       padding planes are omitted, unless padding the feature map is cheaper.
-    - int8, one input and output channel per group: the results of a DEPTHWISE_CONV2D for each kernel plane are added in INT32.
-      (TOSA 1.0 cannot add INT48.)
-    - Other cases, e.g. above ``MOST_CHANNELS``: the KD input planes of each result plane become the channels of a CONV2D.
+    - For int8 with one input and one output channel per group, each kernel plane uses a DEPTHWISE_CONV2D, and the results are
+      added in INT32. (TOSA 1.0 cannot add INT48.)
+    - Otherwise, e.g. above ``MOST_CHANNELS``, the KD input planes of each result plane become the channels of a CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):

@@ -20,14 +20,14 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW], without padding or dilation.
+    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW]. The formula omits padding and dilation.
 
-    The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 computes all
-    phases as s*s times as many channels. The phases are then interleaved.
+    The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 and s*s times
+    as many output channels computes all phases. The phases are then interleaved.
 
-    - Several groups of one input and one output channel each: a DEPTHWISE_CONV2D computes the phases.
-    - One group, stride (2, 2): a TRANSPOSE_CONV2D, if it is faster on the target.
-    - Other cases: a CONV2D for each group computes the phases, followed by a CONCAT.
+    - For several groups with one input and one output channel each, a DEPTHWISE_CONV2D computes the phases.
+    - For one group and stride (2, 2), a TRANSPOSE_CONV2D is used if it is faster on the target.
+    - Otherwise, a CONV2D computes the phases of each group, and a CONCAT joins the groups.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -50,9 +50,10 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Compute ``conv_transpose`` for weights [C,O/G,KD,KH,KW], using transposed convolutions over two axes.
+    """Compute a transposed convolution with weights [C,O/G,KD,KH,KW], using ``conv_transpose`` over height and width.
 
-    All planes s*q + r of the result use the same depth taps. For each r, one convolution reads input planes as channels.
+    For depth stride s and a fixed r, all result planes s*q + r use the same depth taps. One convolution for each r reads input
+    planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -115,7 +116,7 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """Compute all phases: tap k = m*s + r of the weights [I,O,KH,KW] becomes tap m of phase r."""
+    # Tap k = m*s + r of the weights [I,O,KH,KW] becomes tap m of phase r.
     # If this adds no tap, or if there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW

@@ -57,7 +57,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """out[i] = x[0] + ... + x[i] along ``dim``, computed exactly with a triangular matrix and rounded once. TOSA CONV2D.
 
-    More than 2,048 elements are summed in sections of 256 for int8, and refused for int16.
+    More than 2,048 int8 values are summed in sections of 256. More than 2,048 int16 values are refused.
     """
     dim %= x.rank
     extent = x.shape[dim]
@@ -112,7 +112,7 @@ def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, o
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
 )
 def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """out = product of x along ``dim``, for at most 16 factors, computed as a chain of products."""
+    """out = product of x along ``dim``, computed as a chain of products. Products of more than 16 factors are not decomposed."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
     total = _products(s, x, dim)[-1]
@@ -132,7 +132,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``, computed as a chain of products, or as a parallel scan above 16 factors."""
+    """out[i] = x[0] * ... * x[i] along ``dim``, computed as a chain of products, or as a parallel scan of more than 16 factors."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)

@@ -51,12 +51,12 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - int8, |y| up to 8 times the scale of y: the reciprocal has 15 bits.
-    - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
-    - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
+    - For int8 and |y| up to 8 times the scale of y, the reciprocal has 15 bits.
+    - For int8 and larger |y|, the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
+    - If x or y is int16, y is factored into a power of 2 and a number between 1 and 2, and x is divided by both. A divisor of 0
       is replaced with the scale of y.
 
-    A divisor of plain integers is refused. TOSA TABLE, MUL, and for int16 also CLZ, LOGICAL_LEFT_SHIFT.
+    An integer divisor is refused. TOSA TABLE, MUL, and for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
@@ -81,7 +81,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)), where |y * 2**e| is in 2**14..2**15."""
+    # The result is x * 2**e * (1 / (y * 2**e)), where |y * 2**e| is in 2**14..2**15.
     # A single reciprocal is clipped for small divisors or coarse for large divisors, which costs 20 dB if a tensor has both.
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
@@ -93,7 +93,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """Return INT16 (2**e, 32767 * 2**14 / (d * 2**e)) for d = y - zp, or d = 1 if y = zp. See ``_divide_in_two_steps`` for e."""
+    # INT16 2**e and 32767 * 2**14 / (d * 2**e), where d is y - zp, or 1 if y = zp.
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -179,7 +179,7 @@ def _sign_bits(b: Builder, x: Value) -> Value:
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
     """out = x / y, rounded down or towards 0 unless ``rounding_mode`` is None. Plain integers use TOSA INTDIV.
 
-    The error bound permits quotients that differ by 1.
+    The error bound permits quotients that differ from PyTorch's by 1.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 
@@ -207,7 +207,7 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     """out = x - y * floor(x / y).
 
-    For integers, the result of ExecuTorch's CPU kernel has the sign of x, not of y.
+    For integers, this result has the sign of y. The result of ExecuTorch's CPU kernel has the sign of x.
     """
     return _remainder(s, x, y, "floor")
 
@@ -233,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). The logarithm of a base of 0 or less saturates. The error bound permits three roundings."""
+    """out = x ** y = exp(y * log(x)). If x is 0 or negative, its logarithm saturates. The error bound permits three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

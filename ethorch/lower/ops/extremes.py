@@ -79,7 +79,7 @@ def min_all(s: AtenBuilder, x: Node) -> Any:
 
 
 def are_indices_read(s: AtenBuilder) -> bool:
-    """Return True if the second result of the replaced node is used."""
+    """Return True if the graph uses the second result (the indices) of the node that is being decomposed."""
     return any(user.args[1] == 1 and user.users for user in s.node.users)
 
 
@@ -87,7 +87,7 @@ def are_indices_read(s: AtenBuilder) -> bool:
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (maximum of x over ``dim``, index of the maximum if used)."""
+    """out = (maximum of x over ``dim``, index of the maximum if this is used)."""
     return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
@@ -95,7 +95,7 @@ def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (minimum of x over ``dim``, index of the minimum if used)."""
+    """out = (minimum of x over ``dim``, index of the minimum if this is used)."""
     return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 

@@ -1,4 +1,4 @@
-"""Reads at indices, lowered to slices and a CONCAT if the indices are constant, or to a GATHER, which only the U85 supports."""
+"""Indexed reads, lowered to slices and a CONCAT for constant indices, or to a GATHER, which only the U85 supports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _gather(b: Builder, values: Value, index: Value) -> Value:
 
 
 def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """Emit a GATHER along ``dim`` at INT32 indices of shape ``shape``."""
+    """Emit a GATHER of x along ``dim``. ``shape`` is the original shape of the INT32 ``index``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -152,7 +152,7 @@ def check_index(x: Any, indices: Any) -> Reason | None:
         return Reason(
             "index.several",
             f"expected one index tensor, or constant index tensors for adjacent dims, got {len(indexed_dims)} index tensors",
-            "Flatten the indexed dims, and use the single index i * size + j.",
+            "Flatten the indexed dims, and replace indices i and j with i * size + j, where size is the length of the second dim.",
         )
     return check_operands(*(indices[k] for k in indexed_dims))
 

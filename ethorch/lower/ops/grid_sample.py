@@ -1,4 +1,4 @@
-"""Lowerings of grid_sample (a GATHER for each neighbor of a position) and affine_grid, with fixed-point coordinates."""
+"""Lowerings of grid_sample and affine_grid with fixed-point coordinates. grid_sample uses a GATHER for each neighbor."""
 
 from __future__ import annotations
 
@@ -214,11 +214,11 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     """out[n,c,i,j] = x[n,c] at position (x, y) = grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
     Coordinates have up to 11 fractional bits for int8, 14 for int16, and 20 in nearest mode. The result is rounded once, or twice
-    for int16. A constant grid that is equal for all n becomes a linear layer of up to 2**24 weights.
+    for int16. A constant grid that is equal for all n becomes a linear layer with up to 2**24 weights.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
-        remedy = "Use an ethos-u85 target, or a constant grid with H * W * OH * OW up to 16,777,216 that is equal for all images."
+        remedy = "Use an ethos-u85 target, or a constant grid that is equal for all images, with H * W * OH * OW up to 16,777,216."
         raise b.refuse("grid_sampler.computed", f"the grid requires GATHER, which is not supported on {b.target}", remedy)
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
@@ -290,7 +290,7 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
     """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
 
-    Products are summed in int32 and rounded once. TOSA MUL, ADD.
+    The products are summed in int32, and the sum is rounded once. TOSA MUL, ADD.
     """
     unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
     codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")

@@ -1,4 +1,4 @@
-"""Reads and writes at indices."""
+"""Helpers for lowerings that read or write at indices."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def runs(index: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
-    """Return (first, step) if the positions have a constant step of at least 2, or None."""
+    """Return (first, step) of positions with a constant step of at least 2, or None for other positions."""
     step = places[1] - places[0] if len(places) > 1 else 0
     return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
 
 
 def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
-    """Return x[start:end:step] along ``dim``. A step above 1 becomes a SLICE of the folded axis."""
+    """Return x[start:end:step] along ``dim``. A step above 1 splits the axis into groups, and a SLICE reads the first of each."""
     value, axis, dims = b.axis_of(x, dim)
     extent = value.shape[axis]
     first, last, step = slice(start, end, step).indices(extent)
@@ -79,7 +79,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 cast of an int64 index that a GATHER or SCATTER reads, or None."""
+    """Return the existing int32 cast of ``x`` that was inserted for a GATHER or SCATTER, or None if ``x`` has no such cast."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:
@@ -102,7 +102,10 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
 
 
 def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Merge integer indices of several adjacent dims, unless all are constant. Return (merged x, merged dim, index), or None."""
+    """Merge integer indices of several adjacent dims, and return (merged x, merged dim, index).
+
+    Return None if all indices are constant, or if they cannot be merged.
+    """
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:
         return None

@@ -29,7 +29,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(1, 8, 1, 5), [2, -1, 4, 5]), Sample(I8(12), [2, 12]), Sample(I8(4, 5), [4, 5])],
 )
 def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, *, out: Result) -> QTensor:
-    """out = x repeated along dims of size 1 to the shape ``size``. TOSA TILE."""
+    """out = x repeated along its dims of size 1, so that the shape becomes ``size``. TOSA TILE."""
     x = b.view(x, (1,) * (len(out.shape) - x.rank) + x.shape)
     return b.to_qparams(b.tile(x, [want // have if have else 1 for want, have in zip(out.shape, x.shape, strict=True)]), out.q)
 
@@ -62,7 +62,7 @@ def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) 
 
 @composite("aten.repeat_interleave.self_int", samples=[Sample(I8(2, 3, 4), 2, 1), Sample(I8(2, 3), 3, -1), Sample(I8(2, 3), 2)])
 def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Any:
-    """out = x with each element repeated ``repeats`` times along ``dim`` (by default, of the flattened x)."""
+    """out = x with each element repeated ``repeats`` times along ``dim``. If ``dim`` is None, x is first flattened."""
     if dim is None:
         x, dim = s(aten.reshape.default, x, [-1]), 0
     shape = list(shape_of(x))

@@ -40,7 +40,7 @@ def _transpose_weight(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """Decompose a linear layer with a weight [I], or an addmm.
+    """Decompose a linear layer with a weight of shape [I], or an addmm.
 
     An addmm with a constant weight, a constant bias [O] and beta = alpha = 1 becomes a linear layer. Any other addmm becomes
     mm, mul and add.
@@ -150,7 +150,7 @@ def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTenso
     "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
 )
 def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
-    """out[..., o] = bias[o] + sum over i, j of x[..., i] * weight[o, i, j] * y[..., j], computed by linear and matmul."""
+    """out[..., o] = bias[o] + sum over i, j of x[..., i] * weight[o, i, j] * y[..., j], computed with linear and matmul."""
     outputs, inputs, others = shape_of(weight)
     matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
     of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])

@@ -1,4 +1,4 @@
-"""Logic on truth values, using BOOL operators on the U85, and int8 values 0 and 1 on U55 and U65."""
+"""Logical operators on truth values, which are BOOL on the U85, and int8 values 0 and 1 on U55 and U65."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Convert to truth values: nonzero elements are true. If the NPU lacks BOOL, plain INT8 is already a truth value."""
+    """Convert x to truth values. Nonzero elements become true. If the NPU lacks BOOL, INT8 integers are returned unchanged."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -23,7 +23,7 @@ def as_truth(b: Builder, x: Any) -> QTensor:
 
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit x ``name`` y with the TOSA operators listed in ``_LOGICAL``."""
+    """Emit the logical operation x ``name`` y, using the TOSA operators listed in ``_LOGICAL``."""
     (xv, yv), dims = b.align(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)

@@ -55,7 +55,7 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
 
 
 def has_many_columns(tuning: Tuning, rows: int, columns: int) -> bool:
-    """Return True if the transposed product is computed, because the NPU processes columns one by one."""
+    """Return True if a product has so many columns that its transpose is faster, because the NPU processes columns one by one."""
     fewest = tuning.fewest_columns_turned
     return fewest is not None and columns >= max(fewest, 16 * rows)
 
@@ -138,7 +138,8 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    If y is a single matrix, one product multiplies all rows of x by it. Otherwise, both batches are expanded for one bmm.
+    If y is a single matrix, one product multiplies all rows of x by it. Otherwise, the batch dims of x and y are broadcast, and one
+    bmm is used.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -161,7 +162,9 @@ def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
 def check_baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Reason | None:
     if beta != 0 or alpha <= 0:
         text = f"expected beta=0 and alpha > 0, got beta={beta} and alpha={alpha}"
-        return Reason("baddbmm.factors", text, "Use torch.bmm, products and sums, or quantize the model with EthosUQuantizer.")
+        return Reason(
+            "baddbmm.factors", text, "Use torch.bmm, torch.mul and torch.add, or quantize the model with EthosUQuantizer."
+        )
     return None
 
 
@@ -203,7 +206,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive constant factor into the bmm that computes ``x``, directly or through views, or return None."""
+    """Fold a positive constant factor into the bmm that computes ``x``. Views may follow the bmm. Return None if folding fails."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)

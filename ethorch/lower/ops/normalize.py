@@ -80,7 +80,7 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights of up to 127 and a scale for each channel.
+    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -108,7 +108,7 @@ def batch_norm(
 
 
 def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
-    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims, or x / sqrt(mean(x**2) + eps) if not ``centred``."""
+    # The result is (x - mean) / sqrt(var + eps) over the last ``count`` dims, or x / sqrt(mean(x**2) + eps) if not ``centred``.
     # - Sums are exact.
     # - Deviations have 7 fractional bits for int8 and none for int16. The int16 mean has 6, which are applied to the product.
     # - Squares of deviations have as many bits as their int32 sum permits.
@@ -165,8 +165,6 @@ def _reciprocal_root(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
 
 
 def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int) -> Value:
-    """Return INT32 square * 2**shift + epsilon, but at least ``least``."""
-
     def constant(number: int) -> Value:
         return b.const(np.full((1,) * square.rank, number, np.int32))
 
@@ -181,7 +179,7 @@ def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int
 
 
 def _in_two_parts(b: Builder, root: Value, mantissas: Mantissas, bits: int) -> tuple[Value, Value]:
-    """Return INT32 (r, rest) with r + rest / 128 = root / 2**(bits - h), where h is the exponent of ``mantissas``."""
+    # INT32 r and rest with r + rest / 128 = root / 2**(bits - h), where h is the exponent of ``mantissas``.
     most = bits - _ROOT_BITS  # of h, for which 128 * r fits 32 bits
     exponent = b.emit("MINIMUM", mantissas.exponent, b.const(np.full((1,) * root.rank, most, np.int32), name="most"))
     both = replace(mantissas, exponent=exponent).multiply(b, root, most)
@@ -257,7 +255,7 @@ def layer_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) over the dims of ``shape``, followed by a batch norm with gamma and beta.
 
-    The error bound covers about one value in a hundred that PyTorch rounds differently. A large gamma doubles the difference.
+    The error bound is 2 because PyTorch rounds about 1% of values differently, and a large gamma doubles this difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 
@@ -366,7 +364,7 @@ def instance_norm(
 ) -> Any:
     """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using a layer norm and a batch norm.
 
-    Running statistics require only a batch norm.
+    If running statistics are used, only a batch norm is needed.
     """
     if not use_input_stats:
         return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
@@ -383,7 +381,8 @@ def batch_statistics_norm(
 ) -> list[Node | None]:
     """out = (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
 
-    The saved mean and reciprocal root are not computed. An instance norm becomes this operator in an edge program.
+    The mean and reciprocal root, the operator's other results, are not computed. In an edge program, an instance norm becomes this
+    operator.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

@@ -161,8 +161,8 @@ def avg_pool2d(
 
     - A single window that covers the feature map uses ``mean_over``.
     - Padding included in the mean becomes a PAD with the zero point.
-    - If ``divisor_override`` is set, padding is included, and a RESCALE changes the divisor. int8 averages then have 7
-      fractional bits.
+    - If ``divisor_override`` is set, padding is included, and a RESCALE changes the divisor. Before this RESCALE, int8 averages
+      have 7 fractional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -190,7 +190,7 @@ def avg_pool2d(
 def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     """Return (kernel, stride) of adaptive windows, or None if they are not uniform.
 
-    Window i reads floor(i * extent / size) .. ceil((i + 1) * extent / size).
+    Window i starts at floor(i * extent / size) and ends before ceil((i + 1) * extent / size).
     """
     starts = [i * extent // size for i in range(size)]
     ends = [-(-(i + 1) * extent // size) for i in range(size)]
@@ -219,7 +219,7 @@ def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Res
 
     - A single window uses ``mean_over``.
     - Uniform windows use one AVG_POOL2D.
-    - Other windows, e.g. 4 windows over 7 elements, use one AVG_POOL2D each, followed by CONCATs.
+    - Other windows, e.g. 4 windows over 7 elements, use one AVG_POOL2D each, and CONCATs join the results.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

@@ -82,7 +82,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = maximum over each adaptive window of [N,C,H,W]. Calls whose indices are used are not decomposed.
 
-    Uniform windows become one pool. Other windows become a maximum for each row of windows, then for each column.
+    Uniform windows become one pool. For other windows, a maximum is computed for each row of windows, then for each column.
     """
     if _uses_indices(s.node):
         return None
@@ -116,7 +116,7 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then depth.
+    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then over depth.
 
     Calls whose indices are used are not decomposed.
     """
@@ -148,7 +148,7 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """out = mean over each window of [N,C,D,H,W], pooled over planes, then depth.
+    """out = mean over each window of [N,C,D,H,W], pooled over planes, then over depth.
 
     Calls with ``divisor_override`` are not decomposed.
     """
@@ -172,7 +172,7 @@ def avg_pool3d(
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = mean over each adaptive window of [N,C,D,H,W].
 
-    Uniform windows become one pool. Other windows are pooled over depth, then planes.
+    Uniform windows become one pool. Other windows are pooled over depth, then over planes.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -194,7 +194,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = maximum over each adaptive window of [N,C,D,H,W]. Calls whose indices are used are not decomposed.
 
-    Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
+    Uniform windows become one pool. Other windows are pooled over depth, height and width, one after another.
     """
     if _uses_indices(s.node):
         return None

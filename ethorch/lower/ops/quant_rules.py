@@ -13,7 +13,7 @@ class Layer:
 
     Attributes:
         weight, bias: Argument positions. The lowering quantizes the bias with the product of input and weight scales.
-        weight_axis: Axis of the weight's output channels, or None if they are on two axes.
+        weight_axis: Axis of the weight's output channels, or None if two axes contain them.
         output_axis: Negative index of the result's channel axis.
         groups: Number of groups.
         window: Input window of one result, or None for linear layers and transposed convolutions.
@@ -34,15 +34,15 @@ class QuantRule:
     Attributes:
         inputs: Whether float tensor inputs are quantized.
         only_first: Whether only the first tensor argument is quantized. The others are constants or indices.
-        output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
+        output: Output parameters, one of ``own`` (observed), ``same`` (the first input's), ``fixed`` (``fixed_range``), ``none``.
         keeps_codes: Whether each result element is zero or an input element. The output then shares the input's parameters, unless
             QAT is used, the operator is absorbed, or a concatenation reads the output.
-        layer: Weight, bias and channels, or None for other operators.
-        joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.
+        layer: Arguments and channels of a convolution or linear layer, or None for other operators.
+        joins: Whether the output concatenates the inputs. If so, an input that no other operator reads has the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
-        domain: (minimum, maximum) of the first input for which the operator is defined.
+        domain: Range (minimum, maximum) of the first input in which the operator is defined.
         factors: Positions of the two operands of a matrix product, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by products with a resized identity matrix or by selecting rows along each dim."""
+"""Resizing without RESIZE. Along each dim, x is multiplied by a resized identity matrix, or rows are selected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) 
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize rows float32[N, extent] to float32[N, size], like spatial axis ``axis`` of ``dims``."""
+    # Resizes float32[N, extent] to float32[N, size], as ``resize`` does along ``axis`` of ``dims`` spatial axes.
     # PyTorch 2.13's antialiased kernels require an extent of 2 along the other axes.
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
@@ -164,5 +164,5 @@ def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = 
 def upsample_nearest_exact3d(
     s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Node:
-    """out = ``upsample_nearest3d`` at the center of each position, (i + 1/2) * H / OH."""
+    """out = ``upsample_nearest3d``, with floor((i + 1/2) * H / OH) instead of floor(i * H / OH) along each dim."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))

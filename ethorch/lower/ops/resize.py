@@ -51,7 +51,7 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if PyTorch reads at i / scale because ``size`` is neither extent nor extent * scale, or None otherwise."""
+    """Return ``scale`` if PyTorch's source positions depend on it, or None if they follow from ``extent`` and ``size``."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
@@ -136,7 +136,7 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: repeat elements and average f (odd f) or f + 1 (even f) neighbors, rounded once."""
+    # Repeats elements, averages f (odd f) or f + 1 (even f) neighbors for integer factors f, and rounds once.
     # If f is even, the first and the last neighbor have half the weight.
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -216,7 +216,7 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales:
 
     - A single row or column is repeated, because Vela does not support a RESIZE of it.
     - A scale that TOSA and the target support becomes a RESIZE.
-    - Integer factors without ``align`` use ``_by_boxes``.
+    - Integer factors without ``align`` use averages of repeated elements.
     - Other factors become a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):

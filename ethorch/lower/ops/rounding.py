@@ -1,6 +1,6 @@
 """Rounding to integers, and remainders.
 
-int8 uses a table. int16 uses a ``Threshold`` if the results match PyTorch, and tables that represent each jump otherwise.
+int8 operators use a table. int16 operators use a ``Threshold`` if its results match PyTorch's, or tables that represent each jump.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Threshold:
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """Return int64[65536], the integer for each int16 value with scale ``step`` (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536], the integers that replace all int16 values with scale ``step`` (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
@@ -79,7 +79,7 @@ def _ceil(half: float, slack: int) -> Threshold:
 
 
 def truncate(half: float, slack: int) -> Threshold:
-    """Return a Threshold that moves values towards 0 by up to 1/2."""
+    """Return a Threshold that rounds towards 0. It moves values towards 0 by up to 1/2 before rounding."""
     return Threshold(0, round(half) - slack)
 
 
@@ -88,9 +88,9 @@ def _nearest(half: float, slack: int) -> Threshold:
 
 
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
-    """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any result differs from PyTorch.
+    """Apply ``function`` to an int16 tensor, and return INT32 multiples of ``unit``.
 
-    A value within float32 rounding of an integer may be rounded to either side.
+    Return None if any result differs from PyTorch. A value within float32 precision of an integer may be rounded to either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step
@@ -120,7 +120,7 @@ def _subtract_multiple(b: Builder, x: QTensor, number: Value, unit: float, out: 
 
 TOO_MANY_STEPS = Reason(
     "table.int16_steps", "the function has more jumps over the range of the int16 input than tables can represent",
-    "Quantize the operator's module to int8, for which a table contains every value.",
+    "Quantize the operator's module to int8, for which a table has an entry for every value.",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """A module that calls an operator. W arguments of the sample become parameters, and I8, Ints and Bools become inputs."""
+    """A module that executes the operator call of a Sample. W arguments become parameters, and I8, Ints and Bools become inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -46,7 +46,7 @@ class Call(torch.nn.Module):
 
 
 def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """Iterate over the instances of a type in nested arguments."""
+    """Iterate over the nested arguments that are instances of a type."""
     if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, (list, tuple)):
@@ -57,7 +57,7 @@ def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return random inputs, uniform over their ranges and including both ends."""
+    """Return random inputs for a sample, uniform over their ranges. Each input contains both ends of its range."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for kind in leaves(sample, INPUTS):

@@ -59,13 +59,13 @@ class W:
         object.__setattr__(self, "low", low)
 
     def positive(self) -> W:
-        """Return this parameter in the range 0.5..1.5, for variances."""
+        """Return a parameter of the same shape in the range 0.5..1.5, e.g. for a variance."""
         return W(*self.shape, low=0.5)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator for tests and documentation. I8, Ints, Bools and W represent random tensors."""
+    """An operator call for tests and documentation. I8, Ints, Bools and W represent random tensors."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Sample:
         object.__setattr__(self, "kwargs", kwargs)
 
     def of(self, overload: str) -> Sample:
-        """Return this sample for ``overload``, another name of the operator."""
+        """Return a copy of this sample that calls ``overload``, another name of the operator."""
         sample = Sample(*self.args, **self.kwargs)
         object.__setattr__(sample, "overload", overload)
         return sample

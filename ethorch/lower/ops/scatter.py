@@ -1,4 +1,4 @@
-"""Writes at indices, lowered to slices and a CONCAT if the indices are constant, or to a SCATTER, which only the U85 supports."""
+"""Indexed writes, lowered to slices and a CONCAT for constant indices, or to a SCATTER, which only the U85 supports."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """Decompose an index_copy with a computed index into an index_put. Several rows require SCATTER."""
+    """Decompose an index_copy with a computed index into an index_put. An index of several rows requires SCATTER."""
     if not math.prod(shape_of(index)):
         return x
     if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
@@ -125,7 +125,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
         return Reason("index_put.index", text, "Quantize the model with EthosUQuantizer.")
     if isinstance(present[0], QTensor) and not present[0].value.is_const and present[0].value.dtype != "INT32":
         text = f"expected a computed index of dtype INT32, got {present[0].value.dtype}"
-        return Reason("index_put.index", text, "Use torch.where, which supports a mask.")
+        return Reason("index_put.index", text, "Use torch.where, which supports masks.")
     if not isinstance(values, QTensor) or not isinstance(x, QTensor):
         return Reason(
             "index_put.operand",
@@ -138,10 +138,10 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
     """Decompose an index_put into simpler operators.
 
-    - Empty index: x.
-    - ``accumulate``: a sum.
-    - Mask with one value: a where.
-    - Other cases: an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Computed
+    - A call with an empty index returns x.
+    - A call with ``accumulate`` becomes a sum.
+    - A mask with one value becomes a where.
+    - Other calls become an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Computed
       indices of several rows require SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
@@ -226,8 +226,9 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     """out = x with values at x[indices]. The lowering requires a single index.
 
     - A constant index uses slices and a CONCAT.
-    - One computed row, e.g. of a cache, is lowered like ``where``, because Vela estimates a memory burst per element of a SCATTER.
-    - Several computed rows, which must be distinct, use SCATTER.
+    - A single row at a computed index, e.g. of a cache, is lowered like ``where``. (For a SCATTER, Vela estimates a memory burst
+      per element.)
+    - Several rows at computed indices use SCATTER. The indices must be distinct.
     - For accumulated values, see ``accumulate_at_indices``.
     """
     (dim,) = (k for k, index in enumerate(indices) if index is not None)

@@ -23,7 +23,7 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x (flattened if necessary), the indexed dim, the index int[n], and the n rows of ``source``."""
+    # Returns x (flattened if necessary), the indexed dim, the index int[n], and the n rows of ``source``.
     # An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):

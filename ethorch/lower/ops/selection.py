@@ -21,7 +21,7 @@ from ethorch.tosa.layout import contiguous
 
 
 def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
-    """Rescale an operand of SELECT by adding 0, to avoid the Vela bug ``vela.rescale-in-select``."""
+    # Adding 0 avoids the Vela bug ``vela.rescale-in-select``.
     if not native(b) or not isinstance(x, QTensor) or x.is_integer:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
@@ -32,7 +32,7 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
-    """Return condition ? x : y, quantized with ``q``, or as integers or truth values of ``dtype`` (default: that of x or y)."""
+    """Return condition ? x : y, quantized with ``q``. If ``q`` is None, the result has ``dtype``, by default that of x or y."""
     condition = b.plain_tensor(condition)
     if q is not None:
         return select_elements(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)

@@ -182,7 +182,7 @@ def slice_scatter(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x with ``source`` at [start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
+    """out = x with ``source`` at x[start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
     places = list(range(x.shape[dim]))[slice(start, end, step)]
     x, source = b.convert_operand(x, out), b.convert_operand(source, out)
     return overwrite_rows(b, x, dim, places, source)
@@ -191,8 +191,8 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, the last value is used.
 
-    Emit slices and a CONCAT. To avoid too many slices, write evenly spaced positions in a folded view, and use a GATHER for other
-    positions.
+    Emit slices and a CONCAT. If this requires too many slices, view evenly spaced positions as a separate axis, and use a GATHER
+    for other positions.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
@@ -249,7 +249,7 @@ def slice_(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x[start:end:step] along ``dim``. TOSA SLICE. A step above 1 becomes a SLICE of the folded axis."""
+    """out = x[start:end:step] along ``dim``. TOSA SLICE. For steps above 1, see ``slice_strided``."""
     return b.to_qparams(slice_strided(b, x, dim, start, end, step), out.q)
 
 

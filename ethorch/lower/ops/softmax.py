@@ -94,7 +94,7 @@ def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
 
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
-    """Return a tensor with the shape of ``value``, filled with ``code``. Vela supports constants only as operands."""
+    # The constant is computed, because Vela supports constants only as operands.
     nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
     codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
     return b.rescale(codes, 1.0, dtype=out.dtype)
@@ -106,7 +106,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 
 
 def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
-    """Return 1 / sums and its unit, for sums from ``least`` to ``most``. Reciprocals of smaller sums are too small."""
+    # Returns the reciprocals of sums from ``least`` to ``most``, and their unit. For a smaller sum, the result is too small.
     # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
     lowest, highest = e.code_of_one * least, e.code_of_one * most
     if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
@@ -143,8 +143,8 @@ def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max).
 
-    Exponentials and reciprocals of sums have 15 bits, except reciprocals for int16, which have 16. The error bound for int16 is
-    larger because the result has 16 bits.
+    Exponentials have 15 bits. Reciprocals of sums have 15 bits for int8, and 16 for int16. The error bound for int16 is larger
+    because the result has 16 bits.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"

@@ -91,7 +91,7 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
     """out = x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    A sort of more than 16 elements, or with used indices, becomes a topk on the CPU.
+    A sort becomes a topk on the CPU if it has more than 16 elements, or if its indices are used.
     """
     ranks = range(x.shape[dim])
     return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
@@ -240,7 +240,7 @@ def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: boo
 def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32: bool = False, right: bool = False) -> QTensor:
     """out = number of boundaries that are less than x (or at most x, if ``right``). TOSA TABLE, GREATER.
 
-    int16 and plain integers are compared with each boundary.
+    int16 values and plain integers are compared with each boundary.
     """
     if not x.is_integer and x.qparams.dtype == "INT8":
         counts = np.searchsorted(

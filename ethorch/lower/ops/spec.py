@@ -63,7 +63,7 @@ class OpSpec:
         moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if this
             never holds.
-        steps: Whether the function jumps, so that an int16 table must not be interpolated.
+        steps: Whether the function jumps. If so, an int16 table must not be interpolated.
         truths: Whether operands are interpreted as truth values.
         int32: Whether the lowering supports int32 activations.
         needs: TOSA operator that a computed index requires, or an empty string.
@@ -116,7 +116,7 @@ class OpSpec:
 
     @property
     def table_dtypes(self) -> tuple[str, ...]:
-        """The TOSA dtypes of an input for which a chain with this operator can become a TABLE."""
+        """The TOSA input dtypes for which a chain that contains this operator can become a TABLE."""
         if not self.pointwise:
             return ()
         return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
@@ -257,11 +257,13 @@ def table_op(
     lower: Callable[..., Any] | None = None,
     decompose: Callable[..., Any] | None = None,
 ) -> OpSpec:
-    """Register an operator on one tensor as a lookup table, computed by running the operator. See OpSpec for other arguments.
+    """Register an operator on one tensor as a lookup table, which is computed by running the operator.
+
+    See OpSpec for other arguments.
 
     Args:
         floats: TOSA operator for floats, or a function of a FloatTensor and the remaining arguments.
-        lower: Lowering of int16 inputs if the function jumps or consists of a few exact operators.
+        lower: Lowering of int16 inputs, if the function jumps or consists of a few exact operators.
         low, high: Range of the sample inputs.
         calls: Arguments or keywords after the tensor, one entry for each sample.
         decompose: Decomposition for integers. It must return None for floats.

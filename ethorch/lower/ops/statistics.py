@@ -184,7 +184,7 @@ def vector_norm(
 ) -> QTensor:
     """out = square root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
 
-    Orders 1 and infinity are decomposed. See ``std`` for the error bound.
+    Norms of order 1 and infinity are decomposed. See ``std`` for the error bound.
     """
     dims, step = all_dims(x, dim), x.qparams.step
 

@@ -28,7 +28,7 @@ _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """Return factor * sum of x over ``dims``, exact in int32 and rounded once, or in FP32 for floats. Reduced dims have size 1.
+    """Return factor * sum of x over ``dims``, computed in int32 and rounded once, or in FP32 for floats. Reduced dims have size 1.
 
     If the sum can exceed int32, e.g. for 65536 elements of int16, partial sums are rounded to fewer bits before they are added.
     """
@@ -74,12 +74,12 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
     """Return factor * mean of x over ``dims``, using the first method that applies. Reduced dims have size 1.
 
-    Methods if ``dims`` are the height and width of a feature map of up to 256 x 256:
+    If ``dims`` are the height and width of a feature map of up to 256 x 256, the methods are:
 
-    - ``_average_sums``: int8, if the quantization parameters of ``out`` and x differ. The map must also have at least 100
-      positions, or the target must prefer AVG_POOL2D and ``out`` must have the finer scale.
-    - AVG_POOL2D: if the quantization parameters are equal and ``factor`` is 1.
-    - AVG_POOL2D and RESCALE, which round twice: int8, if the target prefers AVG_POOL2D.
+    - ``_average_sums``, for int8 if the quantization parameters of ``out`` and x differ. The map must also have at least 100
+      positions, or else the target must prefer AVG_POOL2D and ``out`` must have the finer scale.
+    - AVG_POOL2D, if the quantization parameters are equal and ``factor`` is 1.
+    - AVG_POOL2D and RESCALE, which round twice, for int8 if the target prefers AVG_POOL2D.
 
     Other means use ``sum_over``, which rounds once.
     """
@@ -102,7 +102,7 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
 
 def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Return the mean of an int8 value [N,H,W,C] with scale ``step``, computed from exact INT16 sums of columns."""
+    # The mean of an int8 value [N,H,W,C] with scale ``step`` is computed from exact INT16 sums of columns.
     # An AVG_POOL2D averages the sums if the mean is exact to an eighth of a step of ``out``. Otherwise the sums are added.
     batch, height, width, channels = value.shape
     axis = 1 if height > 1 else 2

@@ -29,7 +29,7 @@ class Filters:
     """The weights and bias of a convolution.
 
     Attributes:
-        codes: Integer (int8) or float weights, in the order of axes that each method documents.
+        codes: Integer (int8) or float weights. Each method documents the order of axes that it expects.
         zero_point: Zero point of the weights.
         bias: Real values, one for each output channel.
         scales: Real value of an accumulator unit for each output channel.
@@ -49,7 +49,7 @@ class Filters:
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 
     def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
-        """Return these filters with other weights, for ``channels`` (default: all)."""
+        """Return filters with the weights ``codes``, and the bias and scales of ``channels`` (default: all)."""
         if channels is None:
             return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
         scales = np.asarray(self.scales)[channels].tolist()
@@ -73,7 +73,7 @@ class Filters:
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve an NHWC value with weights [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of a batch with more than ``MOST_PLACES`` positions is computed as one row.
+        For a 1x1 convolution, a batch with more than ``MOST_PLACES`` positions is first reshaped to one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -85,8 +85,8 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve an NHWC value with weights [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        For Ethos-U, the channels are first repeated if M > 1 (``Tuning.repeats_channels``). A 1x1 convolution of more than
-        ``MOST_MAPS`` feature maps is computed as one row.
+        For Ethos-U, the channels are first repeated if M > 1 (``Tuning.repeats_channels``). For a 1x1 convolution, a batch of more
+        than ``MOST_MAPS`` feature maps is first reshaped to one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
