@@ -41,7 +41,6 @@ class ConvolutionBuilder(LookupBuilder):
         return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 
     def no_bias(self, channels: int, dtype: str) -> Value:
-        """Return a zero bias in the accumulator dtype for ``dtype``."""
         return self.const(np.zeros(channels, np.int64), "INT48") if dtype == "INT16" else self.const(np.zeros(channels, np.int32))
 
     def _convolve(

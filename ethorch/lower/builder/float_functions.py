@@ -118,7 +118,7 @@ def atanh(x: FloatTensor) -> FloatTensor:
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Return the inverse error function. The clamp of w = -log(1 - x**2) affects only the poles; elsewhere, w is at most 17."""
+    """Return the inverse error function. Clamping w = -log(1 - x**2) to 30 affects only the poles."""
     w = -((1 - x) * (x + 1)).log()
     w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)

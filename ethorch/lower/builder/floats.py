@@ -31,7 +31,6 @@ class Condition:
     t: QTensor
 
     def then(self, yes: FloatTensor | Number, no: FloatTensor | Number) -> FloatTensor:
-        """Return ``yes`` where the condition is true, and ``no`` elsewhere."""
         true, false = (FloatTensor.of(self.b, value) for value in (yes, no))
         (c, x, y), dims = self.b.align(self.t, true.t, false.t)
         return FloatTensor(self.b, QTensor(self.b.emit("SELECT", c, x, y), dims, FP32))
@@ -170,7 +169,7 @@ class FloatTensor:
         return self.apply("COS")
 
     def sqrt(self) -> FloatTensor:
-        """Return x * rsqrt(x), because TOSA does not define POW for negative and infinite bases."""
+        """Return the square root as x * rsqrt(x), because TOSA does not define POW for negative and infinite bases."""
         return self.equals(0).then(self, self * self.minimum(LARGEST).rsqrt())
 
     def clamp(self, low: float, high: float) -> FloatTensor:
@@ -233,7 +232,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded by ``rounding`` (None, ``trunc`` or ``floor``). The remainder corrects the reciprocal's error."""
+    """Return x / y, rounded according to ``rounding`` (None, ``trunc`` or ``floor``). The remainder corrects the quotient."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

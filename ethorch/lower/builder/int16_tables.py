@@ -1,7 +1,7 @@
 """Approximation of int16 functions by TABLEs.
 
 An int16 TABLE (TOSA 1.0) reads entry (value + 32768) >> 7 of 513 and interpolates with the low 7 bits. Finer TABLEs refine
-steep, curved or jumping sections. A finer TABLE has an entry for every 64, 32, ... or 1 values of a window, and is constant
+steep, curved or jumping sections. A finer TABLE has one entry per 64, 32, ... or 1 values of a window, and is constant
 outside the window. Entries minimize the interpolation error, unless the function must be exact.
 """
 
@@ -37,7 +37,7 @@ _WEIGHT_OF_OLD = 0.01
 
 @dataclass(frozen=True)
 class Piece:
-    """A TABLE. Entry k is the result for input ``start + 128 * k / zoom``, in multiples of ``unit`` output steps."""
+    """One TABLE of an approximation. Entry k is the result for input ``start + 128 * k / zoom``, in ``unit`` output steps."""
 
     start: int
     zoom: int
@@ -50,7 +50,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return, for each input value, the index of its entry and the distance from this entry in 1/128 of an interval."""
+        """Return, for each input value, the index of its entry and the distance to this entry in units of 1/128 interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
@@ -74,8 +74,8 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
         far: Maximum error in output steps if ``exact`` is False.
-        exact: Whether every result must be within one output step, even at jumps. The list is empty if this requires more than
-            ``MOST`` TABLEs.
+        exact: Whether every result must be within one output step, even at jumps. If this requires more than ``MOST`` TABLEs, an
+            empty list is returned.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

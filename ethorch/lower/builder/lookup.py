@@ -20,12 +20,12 @@ class LookupBuilder(OperandBuilder):
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
         """Look up the function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, quantized with ``out``.
 
-        An int8 TABLE has 256 entries: index = value + 128. The INT32 result of an int16 TABLE has 7 more fractional bits, which a
-        RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
+        An int8 TABLE has 256 entries with index = value + 128. The INT32 result of an int16 TABLE has 7 more fractional bits, which
+        a RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
-        the TABLEs have 1/128 of the output scale, and their sum is rounded.
+        the TABLEs' results have 1/128 of the output scale, and their sum is rounded.
         """
         source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
@@ -52,7 +52,7 @@ class LookupBuilder(OperandBuilder):
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
     def sum_of_tables(self, value: Value, tables: Sequence[Piece]) -> Value:
-        """Return the saturated INT16 sum of the TABLEs' results."""
+        """Look up ``value`` in each TABLE, and return the saturated INT16 sum of the results."""
         total: Value | None = None
         fits = sums_fit(tables)
         for piece in tables:
@@ -133,7 +133,7 @@ def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
 
 
 def fill_nan(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Replace each NaN with the nearest valid entry, or 0 if there is none."""
+    """Replace each NaN with the nearest valid entry, or with 0 if all entries are NaN."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)

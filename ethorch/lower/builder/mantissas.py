@@ -2,7 +2,7 @@
 
 The NPU has no floating-point operations, but it counts leading zeros. A value v is split into m / base**h, where m is at least
 2**31 / base and below 2**31. Because m varies little, a single TABLE (TOSA 1.0: 513 entries for INT16) returns a function of m
-with a relative error below 2**-18. The factor base**h becomes a shift, a factor or a term.
+with a relative error below 2**-18. In the result, base**h becomes a shift, a factor or a term.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Function = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Mantissas:
-    """INT32 values v = m / base**h.
+    """INT32 values, split into v = m / base**h.
 
     Attributes:
         base: 2, or 4 for roots.
@@ -52,15 +52,15 @@ class Mantissas:
         return Mantissas(base, b.rescale(mantissa, scale, dtype="INT16"), exponent)
 
     def power(self, b: Builder) -> Value:
-        """Return INT16 2**h, for h up to 14."""
+        """Return 2**h as INT16, for h up to 14."""
         one = _constant(b, self.exponent, 1)
         return b.rescale(b.emit("LOGICAL_LEFT_SHIFT", one, self.exponent), 1.0, dtype="INT16")
 
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        A separate RESCALE by 1 must not widen the result, because the TABLE would then return INT32, which takes three
-        operations on U55.
+        Callers must not widen the result with a separate RESCALE by 1, because the TABLE would then return INT32, which requires
+        three operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")
@@ -94,7 +94,7 @@ class Mantissas:
 
 
 def exponent_of(v: float, base: Literal[2, 4]) -> int:
-    """Return the exponent h (see Mantissas) of a number of at least 1 and below 2**31."""
+    """Return the exponent h (see Mantissas) of a number in 1..2**31 - 1."""
     zeros = 30 - math.floor(math.log2(v))
     return zeros if base == 2 else zeros // 2
 

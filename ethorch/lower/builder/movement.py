@@ -33,7 +33,7 @@ class MovementBuilder(Emitter):
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """Reorder the axes of ``value``, then reshape. Calls with equal arguments return the same value."""
+        """Reorder the axes of ``value``, then reshape it. Calls with equal arguments return the same value."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
     def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -59,7 +59,6 @@ class MovementBuilder(Emitter):
         return value
 
     def slice_axis(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """Return value[start : start + size] along ``axis``."""
         if size == value.shape[axis]:
             return value
         starts = tuple(start if k == axis else 0 for k in range(value.rank))
@@ -83,13 +82,13 @@ class MovementBuilder(Emitter):
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def store_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
-        """Return ``x`` with one axis for each group of PyTorch dimensions. Dimensions outside the groups must have size 1."""
+        """Return a value with one axis for each group of dimensions of ``x``. Dimensions outside the groups must have size 1."""
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
         return self.reorder(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
 
     def logical(self, x: QTensor) -> Value:
-        """Return ``x`` contiguous in its PyTorch shape."""
+        """Return a value with the elements of ``x`` in PyTorch's order and shape."""
         return self.store_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
@@ -197,7 +196,6 @@ class MovementBuilder(Emitter):
         return True
 
     def narrow(self, x: QTensor, dim: int, start: int, length: int) -> QTensor:
-        """Return x[start : start + length] along ``dim``."""
         value, axis, dims = self.axis_of(x, dim)
         return x if length == value.shape[axis] else QTensor(self.slice_axis(value, axis, start, length), dims, x.q)
 
@@ -217,7 +215,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """Pad the start of ``dim`` with ``before`` zero points (or crop if negative), then pad or crop the end to ``extent``."""
+        """Pad the start of ``dim`` with ``before`` zero points, or crop it if negative. Then pad or crop to ``extent``."""
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x
@@ -228,7 +226,6 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
 
     def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:
-        """Repeat x ``multiples[d]`` times along each dimension d."""
         (value,), dims = self.alike([x])
         stored = [1] * value.rank
         for dim, count in enumerate(multiples):

@@ -89,7 +89,7 @@ class OperandBuilder(ScalingBuilder):
         """Convert a constant to integers of ``dtype``, or to truth values. Return a QTensor unchanged.
 
         Raises:
-            Unsupported: ``integer.constant``, if the constant is not integral or exceeds 32 bits.
+            Unsupported: The constant is not integral or exceeds 32 bits (reason ``integer.constant``).
         """
         if isinstance(x, QTensor):
             return x

@@ -119,7 +119,7 @@ class QTensor:
 
     @property
     def is_integer(self) -> bool:
-        """True for truth values and integers that are not quantized."""
+        """True for plain integers and truth values, which are not quantized."""
         return self.q is None
 
     @property

@@ -39,7 +39,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Return exact INT32 sums over ``axis``, within the limits of the target."""
+    """Return exact INT32 sums over ``axis``, split if they exceed the limits of the target."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -179,9 +179,9 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
+    """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates to be 4 times faster than REDUCE_MAX.
 
-    A pool reduces height and width, so an innermost ``axis`` is moved to the front, or a few rows become one map.
+    A pool reduces only height and width. An innermost ``axis`` is therefore moved to the front, or a few rows form one feature map.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -228,7 +228,6 @@ def _lowest(value: Value) -> int:
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the minimum over ``axis``. The reduced axis has size 1."""
     return _halve(b, value, axis, "MINIMUM")
 
 
@@ -248,7 +247,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the largest ``fine`` for ``deviations`` if ``count`` inputs with ``codes`` possible values are summed."""
+    """Return the largest ``fine`` that ``deviations`` supports for sums of ``count`` inputs with ``codes`` possible values."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -267,7 +266,7 @@ def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
 
 
 def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
-    """Return INT16 (x - mean) * fine, where the mean is over ``axes``."""
+    """Return INT16 (x - mean) * fine, where mean is the mean over ``axes``."""
     zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
     if x.value.dtype == "INT8":
@@ -370,5 +369,5 @@ def all_dims(x: QTensor, dim: Any) -> list[int]:
 
 
 def with_reduced_dims(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
-    """Return a tensor for ``value``, the reduction of ``x`` over ``dims``."""
+    """Return ``value``, the reduction of ``x`` over ``dims``, as a tensor."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

@@ -17,7 +17,7 @@ _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return a magnitude that, multiplied by ``scale``, saturates INT16, or None if values up to ``largest`` fit a RESCALE.
+    """Return a magnitude whose product with ``scale`` saturates INT16. Return None if values up to ``largest`` fit a RESCALE.
 
     A RESCALE whose result exceeds 32 bits is undefined (TOSA 1.0, apply_scale_32).
     """
@@ -41,7 +41,7 @@ class ScalingBuilder(MovementBuilder):
         dtype, then cast if ``dtype`` is a float dtype.
 
         Raises:
-            Unsupported: ``requantize.scale``, if a scale is not positive, not finite or too large for RESCALE.
+            Unsupported: A scale is not positive, not finite or too large for RESCALE (reason ``requantize.scale``).
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:
@@ -94,7 +94,7 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, clamped first because a RESCALE to INT32 does not saturate."""
+        # The result is a multiple of ``_INT32_STEPS``. It is clamped first, because a RESCALE to INT32 does not saturate.
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:

@@ -80,7 +80,7 @@ def _constant(x: Any) -> npt.NDArray[Any] | None:
 
 
 def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
-    """Return constants in half steps of ``q``. Constants that equal a dequantized value in float32 are even; others are odd."""
+    # Constants in half steps: even if they equal a dequantized value in float32, and odd otherwise.
     reals, numbers32 = q.dequantize(q.codes), numbers.astype(np.float32)
     place = np.searchsorted(reals, numbers32)
     equal = reals[np.minimum(place, reals.size - 1)] == numbers32
@@ -103,8 +103,8 @@ def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
     """Return an INT8 value with the sign of x - y, for INT32 operands.
 
     Args:
-        below: Exclusive bound of |x - y|. If above 2**29, the difference is clamped to -1..1 before the RESCALE. If above 2**31,
-            one operand is clamped to within 1 of the other operand.
+        below: Exclusive bound of |x - y|. If it exceeds 2**29, the difference is clamped to -1..1 before the RESCALE. If it exceeds
+            2**31, one operand is clamped to within 1 of the other operand.
     """
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)
@@ -136,7 +136,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y with a SELECT or, without BOOL support, as c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y with a SELECT or, without BOOL support, exactly as c * x + (1 - c) * y with c = 0 or 1."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
@@ -164,7 +164,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return the reason if a constant operand for an integer tensor has a fraction, or None."""
+    """Return None, or a reason if a constant operand for an integer tensor has a fraction."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

@@ -14,8 +14,8 @@ class Window:
     """The input elements that each result reads.
 
     Along an axis, result i reads the elements i * stride - before + k * dilation for k < kernel. ``before`` and ``after`` count
-    the padding at the start and end. A negative ``after`` counts elements at the end that no window reads. Attributes have
-    one entry for each axis.
+    the padding at the start and end. A negative ``after`` counts elements at the end that no window reads. Each
+    attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -31,7 +31,7 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """Create a window from PyTorch's arguments. A number applies to all axes. A padding can be a pair (before, after)."""
+        """Create a window from PyTorch's arguments. A number applies to all axes. An axis can have padding (before, after)."""
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
@@ -79,11 +79,10 @@ class Window:
         )
 
     def without_padding(self) -> Window:
-        """Return the window for a feature map that is already padded."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows (default: of all) ends with the padding, as TOSA requires."""
+        """Adjust ``after`` so that the last of ``sizes`` windows (default: all) ends with the padding, as TOSA requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
