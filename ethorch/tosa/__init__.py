@@ -1,4 +1,4 @@
-"""TOSA 1.0 operators, graphs, text and flatbuffers. ``run`` executes a flatbuffer in the reference model."""
+"""TOSA 1.0 graphs, and their text and flatbuffer formats. ``run`` executes a flatbuffer in the reference model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debug records of a TOSA graph, in the layouts of ExecuTorch's Arm backend."""
+"""Debug records of a TOSA graph, in the formats of ExecuTorch's Arm backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the node and source location of an operator. ``number`` becomes the ``event_id``."""
+    """Return the debug record of an operator, with ``number`` as the ``event_id``."""
     origin = op.result.origin
     return {
         "event_id": number,
@@ -21,7 +21,7 @@ def event_of(op: Op, number: int) -> Record:
 
 
 def events(graph: Graph, start: int = 0) -> list[Record]:
-    """Return ``event_of`` for each operator of a graph and its regions, with the TOSA operator added as ``tosa_info``.
+    """Return the debug record of each operator of a graph and its regions, with the TOSA operator as ``tosa_info``.
 
     ``start`` is the first ``event_id``.
     """

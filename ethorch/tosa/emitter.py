@@ -1,4 +1,4 @@
-"""Emit TOSA operators into a graph, checked against the opset and the target's limits."""
+"""Check TOSA operators against the opset and the target's limits, and emit them into a graph."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Emitter:
     """A builder of a TOSA graph.
 
     Args:
-        limits: Limits of the target, keyed by operator. An operator without an entry is unlimited.
-        target: Name of the target, for refusals.
+        limits: Limits of the target, keyed by operator. An operator without an entry has no limits.
+        target: Name of the target, used in refusals.
 
     Attributes:
-        origin: Origin of the operators emitted next.
+        origin: Origin recorded for the operators that are emitted next.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, target: str = ""):
@@ -43,7 +43,7 @@ class Emitter:
         return type(self)(self.limits, target=self.target)
 
     def region(self: E, name: str) -> E:
-        """Return an emitter for a region of this graph. Value names are unique across graph and region."""
+        """Return an emitter for a region of this graph. Value names are unique across the graph and the region."""
         inner = self.copy_empty()
         inner.graph.name, inner._names = self.name(name), self._names
         return inner
@@ -70,10 +70,11 @@ class Emitter:
         """Append an operator and return its first result. If the operator is foldable, return a constant instead.
 
         Args:
-            attrs: All attributes and constant operands of the opset row.
+            attrs: All attributes and constant operands that ``OPSET`` lists for the operator.
 
         Raises:
-            Unsupported: TOSA does not define the operator for the dtype, or the target's limits exclude the operands.
+            Unsupported: TOSA does not define the operator for the first operand's dtype, or the target does not support
+                the operands.
         """
         row = OPSET[name]
         assert row.operands is None or len(operands) == len(row.operands), f"{name}: expected {row.operands}, got {operands}"
@@ -98,7 +99,7 @@ class Emitter:
         return results[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return ``make()``, cached by ``key``. Results of a failed ``attempt`` are not cached."""
+        """Return the result of ``make()``, cached under ``key``. Results of a failed ``attempt`` are not cached."""
         if key not in self._cached:
             self._cached[key] = make()
         cached: T = self._cached[key]
@@ -106,7 +107,7 @@ class Emitter:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Remove the operators emitted in the block if the block raises Unsupported."""
+        """Remove the operators emitted in the ``with`` block if it raises Unsupported."""
         op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield
@@ -117,7 +118,7 @@ class Emitter:
             raise
 
     def accepts(self, operator: str, dtype: str) -> bool:
-        """Return True if the target supports the operator with a first operand of this dtype."""
+        """Return True if the target supports the operator for a first operand of this dtype."""
         limits = self.limits.get(operator)
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 

@@ -21,7 +21,7 @@ def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Return True if ``evaluate`` can and should compute an operator.
 
     INT16 TABLEs, unsigned RESCALEs, and RESCALEs of INT8 or INT16 to INT32 are not folded. An elementwise operator with an INT32
-    constant needs three operations on U55 and two on U85, but only one if both operands are RESCALEs of INT8.
+    constant needs three operations on U55 and two on U85. With two RESCALEs of INT8, it needs only one.
     """
     if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
         return False

@@ -28,10 +28,10 @@ _MOST_TURNS = 1 << 16  # maximum iterations of a loop
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
     """Return the outputs of a graph that has no float tensors.
 
-    ``seen`` is called with each operator outside of regions, and with the results of the operator.
+    ``seen`` is called with each operator outside regions and the operator's results.
 
     Raises:
-        IndexError: An index is outside of its axis.
+        IndexError: An index is out of range.
         ZeroDivisionError: A divisor is 0.
         OverflowError: A loop exceeds the iteration limit.
     """

@@ -76,12 +76,12 @@ class Op:
 
     @property
     def result(self) -> Value:
-        """The first result."""
+        """The first result of the operator."""
         return self.results[0]
 
     @property
     def regions(self) -> dict[str, Graph]:
-        """Attributes that are regions."""
+        """The regions of a COND_IF or WHILE_LOOP, keyed by attribute."""
         return {key: self.attrs[key] for key in REGIONS.get(self.name, ())}
 
 

@@ -1,9 +1,6 @@
-"""Algebra of tensor layouts, for permutes and views without copies, and for NHWC.
+"""Tensor layouts that represent NHWC storage, permutes and views without copying data.
 
-*Stored axes* are the axes of the array in memory. A logical dimension is a product of stored axes, outermost first. ``dims`` lists
-these axes per logical dimension: a [N, C, H, W] tensor stored as NHWC has ``((0,), (3,), (1,), (2,))``. Every stored axis of extent
-> 1 belongs to exactly one logical dimension. A permute reorders ``dims``, a view splits and joins entries, and only
-``arrangement`` describes data movement.
+``dims`` lists the axes in memory of each logical dimension, e.g. ``((0,), (3,), (1,), (2,))`` for NCHW stored as NHWC.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ def contiguous(shape: Sequence[int]) -> Dims:
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
-    """View a tensor as ``new_shape`` without moving data. Return the new stored shape and ``dims``, or None if data must move.
+    """View a tensor as ``new_shape`` without moving data. Return its shape in memory and its ``dims``, or None if impossible.
 
-    A reshape can split stored axes, but cannot reorder them or join nonadjacent axes.
+    A view can split axes in memory, but cannot reorder them or join nonadjacent axes.
     """
     if math.prod(stored) == 0 or math.prod(stored) != math.prod(new_shape):
         return None
@@ -64,7 +61,7 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
 
 
 def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
-    """Join stored axes that are adjacent both in memory and in a logical dimension."""
+    """Join axes that are adjacent both in memory and in a logical dimension."""
     after = {axis: following for axes in dims for axis, following in itertools.pairwise(axes) if following == axis + 1}
     starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
     place = {axis: index for index, axis in enumerate(starts)}

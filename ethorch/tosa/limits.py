@@ -1,4 +1,4 @@
-"""Limits of an NPU family for each TOSA operator, as ranges of the opset's features."""
+"""Limits of an NPU family for each TOSA operator, as ranges of features such as ``kernel_h``."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class Limits:
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
-        """Return the reason why these operands are not supported, or None if they are.
+        """Return the reason why the operands are not supported, or None if they are.
 
         Args:
             dtype: Dtype of the first operand.
-            features: Values of the features in the opset row.
+            features: Value of each feature that ``OPSET`` defines for the operator.
             target: Name of the NPU, or "" for TOSA itself.
         """
         where = f" on {target}" if target else ""

@@ -1,9 +1,4 @@
-"""TOSA 1.0 operators: operands, constant operands, attributes, dtypes, result shapes, and features.
-
-``features`` computes values that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
-1.0 that graphs store as Python attributes. Each has a kind that selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` (dtype of
-operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is INT48, INT32 otherwise).
-"""
+"""The TOSA 1.0 operators, with their operands, attributes, dtypes, result shapes and features."""
 
 from __future__ import annotations
 
@@ -22,7 +17,15 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """The TOSA 1.0 definition of one operator. If ``operands`` is None, any number of operands is allowed."""
+    """The TOSA 1.0 definition of one operator.
+
+    Attributes:
+        operands: Names of the operands, or None if any number of operands is allowed.
+        const_operands: Constant tensors of TOSA that graphs store as Python attributes, with the dtype for serialization:
+            ``SHAPE``, a dtype, ``@i`` (dtype of operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is
+            INT48, INT32 otherwise).
+        features: Function that computes the values that a target may limit, e.g. ``CONV2D.kernel_h``.
+    """
 
     name: str
     operands: tuple[str, ...] | None

@@ -22,13 +22,13 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     """Serialize a graph to a TOSA 1.0 flatbuffer, with constant operands as tensors.
 
     Args:
-        locations: Whether to store each operator's ``debug.event_of`` as JSON in its location.
+        locations: Whether to store the debug record of each operator as JSON in its location.
     """
     return _Writer(graph, locations).write()[0]
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
-    """Return the flatbuffer and, for each operator of the main block, its index in the serialized list, which includes CONSTs."""
+    """Return the flatbuffer, and the index of each operator of the main block in the serialized list, which includes CONSTs."""
     return _Writer(graph).write()
 
 

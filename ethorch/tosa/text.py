@@ -15,7 +15,7 @@ from ethorch.tosa.ir import NOWHERE, REGIONS, Graph, Op, Value
 
 
 def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> str:
-    """Return the graph as text, by default with origins as comments. ``from_text`` can restore it if ``constants`` is True."""
+    """Return the graph as text, by default with origins as comments. ``from_text`` requires ``constants=True``."""
     return "\n".join(_lines(graph, constants, origins)) + "\n"
 
 

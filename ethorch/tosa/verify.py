@@ -1,4 +1,4 @@
-"""Invariants of TOSA graphs, checked after rewrites and lowerings."""
+"""Check the invariants of TOSA graphs after rewrites and lowerings."""
 
 from __future__ import annotations
 
