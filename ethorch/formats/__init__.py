@@ -1,1 +1,1 @@
-"""File formats: .pte programs, delegate payloads and flatbuffers, without ExecuTorch."""
+"""Read and write .pte programs, delegate payloads and flatbuffers without ExecuTorch."""

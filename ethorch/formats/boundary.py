@@ -1,6 +1,6 @@
 """Quantization parameters of a program's inputs and outputs, stored as constant methods of the .pte.
 
-Method names follow ExecuTorch's passes: ``input0_scale``, ``input0_zp``, ``input0_quant_min``, and so on.
+The methods have the same names as in ExecuTorch, e.g. ``input0_scale``, ``input0_zp`` and ``input0_quant_min``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Codes:
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Quantize the float inputs that have entries in ``codes``. Keys are ``input0``, ... in flattened order."""
+    """Quantize the float inputs that have entries in ``codes``, whose keys are ``input0``, ``input1``, ... in flattened order."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
         if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):

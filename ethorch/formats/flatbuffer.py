@@ -36,7 +36,7 @@ class Buffer(ABC):
 
 
 class Table:
-    """A flatbuffer table in ``reader.data``. Absent scalars have defaults. Absent required vectors raise ``reader.error``."""
+    """A flatbuffer table in ``reader.data``. An absent scalar has a default value. An absent required vector raises an error."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what

@@ -1,12 +1,4 @@
-"""Delegate payloads: the blob of a .pte that Ethos-U firmware reads.
-
-A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), the length of the data (int32), an
-external flag (1 byte, then 11 zero bytes), and the data, padded to a multiple of 16 bytes.
-
-The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both empty. Between them are ``cmd_data``,
-``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. ``inputs`` and ``outputs`` contain a count and nine int32
-per tensor: shape (6, left-padded with ones), element size, byte offset, region. An external block contains a
-64-character key instead, under which the program stores the data.
+"""Delegate payloads, the blobs of a .pte that Ethos-U firmware reads.
 
 The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
@@ -20,6 +12,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ethorch.support.errors import PayloadError
+
+# A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), the length of the data (int32), an
+# external flag (1 byte, then 11 zero bytes), and the data, padded to a multiple of 16 bytes.
+#
+# The first block is ``vela_bin_stream`` and the last is ``vela_end_stream``, both empty. Between them are ``cmd_data``,
+# ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The last two contain a count and nine int32 per tensor,
+# namely the shape (6, left-padded with ones), element size, byte offset and region. An external block contains a 64-character
+# key, under which the program stores the data.
 
 ALIGNMENT = 16
 RANK = 6
@@ -60,11 +60,11 @@ class IoTensor:
 
 @dataclass(frozen=True)
 class DelegatePayload:
-    """The contents of a delegate. Raises PayloadError on construction if a field is out of range.
+    """The contents of a delegate. The constructor raises PayloadError if a field is out of range.
 
     Attributes:
         commands: Vela's command stream with its COP1 (or COP2) header.
-        weights: Region 0: weights, scales, tables, constants.
+        weights: Contents of region 0, i.e. weights, scales, tables and constants.
         scratch_bytes: Size of region 1, which contains feature maps, inputs and outputs.
         inputs, outputs: Tensors in the order of the delegate's arguments.
     """
@@ -109,7 +109,7 @@ class DelegatePayload:
 
         Args:
             external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates with equal data share one copy. ExecuTorch 1.5 or newer reads such blocks.
+                Delegates with equal data share one copy. Such blocks require ExecuTorch 1.5 or newer.
         """
         blocks = {
             _BEGIN: b"",
@@ -132,7 +132,7 @@ class DelegatePayload:
     def unpack(cls, blob: bytes | bytearray | memoryview, named: Mapping[str, bytes] | None = None) -> DelegatePayload:
         """Parse an untrusted blob. Raise PayloadError if it is malformed.
 
-        ``named`` is the program's named data, for external blocks.
+        ``named`` is the program's named data, to which external blocks refer.
         """
         blocks = _read_blocks(memoryview(blob).cast("B"), named or {})
         if len(blocks["scratch_size"]) != 4:
@@ -176,7 +176,7 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
             )
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
-            raise PayloadError(f"block {name} at byte {position} declares {length} bytes; {len(blob) - start} bytes follow.")
+            raise PayloadError(f"block {name} at byte {position} declares {length} bytes; expected 0 to {len(blob) - start} bytes.")
         if name in blocks:
             raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
         if name in (_BEGIN, _END) and length:

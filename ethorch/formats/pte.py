@@ -1,7 +1,6 @@
-"""Read ExecuTorch's .pte format without ExecuTorch. ``pte_writer`` writes the format.
+"""Read untrusted .pte files without ExecuTorch. Every offset and index is checked before use.
 
-Files are untrusted: every offset and index is checked before use. Field numbers follow executorch/schema/program.fbs of
-executorch 1.4 (file identifier ET12).
+Field numbers are those of executorch/schema/program.fbs in ExecuTorch 1.4 (file identifier ET12).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``. The default is ``forward``, or the first method that is not a constant.
+    """Return ``method``, by default ``forward`` or, if that does not exist, the first non-constant method.
 
     Raises:
         HostError: The method does not exist.

@@ -1,7 +1,6 @@
 """Merge single-method programs into one program with shared constants and buffers.
 
-Mutable buffers are in ``SHARED_MEMORY``, at the same offsets in every method, as with ExecuTorch's ``share_mutable_buffers``.
-Runtimes allocate one set of memories for all methods.
+As with ExecuTorch's ``share_mutable_buffers``, mutable buffers have the same offsets in ``SHARED_MEMORY`` in every method.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SHARED_MEMORY = 2
 
 
 def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]], method: str = "forward") -> Program:
-    """Merge programs into one with an entry point per program.
+    """Merge programs into one program that has an entry point for each of them.
 
     Args:
         programs: Programs, keyed by entry point. Each program's ``method`` becomes the entry point. Its other methods are constants
@@ -28,8 +27,8 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
             ``<entry point>.<old name>``.
 
     Raises:
-        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, or programs have different data of the same
-            name. Also raised if a temporary tensor has an initial value, or a persistent tensor is outside all buffers.
+        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, or programs have different data under the
+            same name. A temporary tensor has an initial value, or a persistent tensor is outside all buffers.
     """
     contents = _Contents()
     buffers = _Buffers()

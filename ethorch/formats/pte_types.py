@@ -1,6 +1,6 @@
 """Data types for the contents of a .pte, used by ``pte`` and ``pte_writer``.
 
-Numbers follow executorch/schema/program.fbs of executorch 1.4 and 1.5.
+Enum values are those of executorch/schema/program.fbs in ExecuTorch 1.4 and 1.5.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Extra:
     """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index, in the program's ``mutable``, of the segment with the initial value.
+        segment: Index into ``Program.mutable``, for the segment that contains the initial value.
         name: Name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
@@ -78,11 +78,11 @@ class Value:
         dtype: Torch name of a tensor's type.
         dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
-        data: Index of the bytes in the program's ``constants``, or in a ``mutable`` segment for planned tensors. 0 means no bytes.
+        data: Index of the bytes in ``Program.constants``, or in a segment of ``Program.mutable`` for planned tensors. 0 means none.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
-        requires_grad, layout: Ignored by the runtime.
+        requires_grad, layout: Properties that the runtime ignores.
     """
 
     kind: str
@@ -202,7 +202,7 @@ class Method:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Calls of all chains, in order."""
+        """The calls of all chains, in order."""
         return tuple(step for chain in self.chains for step in chain.instructions if isinstance(step, Call))
 
 
@@ -212,7 +212,7 @@ class Program:
 
     Attributes:
         constants: Bytes of constant tensors. Index 0 means no bytes.
-        mutable: Initial values of mutable tensors, by segment. Index 0 means no initial value.
+        mutable: Initial values of mutable tensors, for each segment. Index 0 of a segment means no initial value.
         named: Data that delegates reference, keyed by name.
     """
 

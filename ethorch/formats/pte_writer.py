@@ -1,7 +1,6 @@
 """Write a .pte with the ``flatbuffers`` package. ``pte.read`` returns an equal ``Program``.
 
-Delegate blobs are inside the flatbuffer. Constants, initial values and named data are in segments after the flatbuffer, as the
-runtime requires. The extended header locates the segments.
+Constants, initial values and named data are in segments after the flatbuffer. The extended header locates the segments.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def write(program: Program) -> bytes:
     """Return ``program`` as a .pte.
 
     Raises:
-        ProgramError: The kind or dtype of a value is unknown, or a called operator is not in its method's ``operators``.
+        ProgramError: The kind or dtype of a value is unknown, or a method calls an operator that is not in its ``operators``.
     """
     writer = _Writer()
     root = writer.program(program)
