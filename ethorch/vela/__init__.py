@@ -1,4 +1,4 @@
-"""The Vela compiler, which converts TOSA flatbuffers to command streams, constants, tensor offsets and estimates."""
+"""The Vela compiler, which converts TOSA flatbuffers to command streams, constants, tensor offsets and performance estimates."""
 
 from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, ScheduledOp
 from ethorch.vela.compiler import compile, options_text, system_text

@@ -1,6 +1,6 @@
-"""Search for a small arena. Vela often needs only half of its default arena.
+"""Search for a small arena. Many models need only half of Vela's default arena.
 
-Neither arena size nor cycles are monotonic in ``--arena-cache-size``, so several values are compiled.
+Neither arena size nor cycles are monotonic in ``--arena-cache-size``, so the search tries several values.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def arena_bytes(model: CompiledModel) -> int:
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """Return the total size of staging memory and scratch region. Vela may move tensors between the two."""
+    """Return the total size of the staging memory and the scratch region. Vela may move tensors between the two."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
 def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
-    """Search for the smallest arena whose cycles are within ``tolerance``, starting at Vela's smallest schedule.
+    """Search for the smallest arena that increases cycles by at most ``tolerance``, starting with Vela's smallest schedule.
 
-    The total size of staging memory and scratch region does not increase.
+    The total size of the staging memory and the scratch region does not increase.
 
     Args:
         first: Model compiled without a requested arena size.
@@ -54,7 +54,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
     Returns:
         The selected model and its requested arena size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
-            returned if its arena has at most 16 KiB, or if less than 4 % would be saved.
+            selected if its arena has at most 16 KiB, or if no other arena saves at least 4 %.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 
@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search for the fastest schedule that fits in ``limit`` bytes, or else for the smallest arena. See ``minimize_arena``."""
+    """Search for the fastest schedule that fits in ``limit`` bytes, or for the smallest arena if none fits. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -100,7 +100,7 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """A cache file for the result of a search. ``parts`` are the values that determine the result."""
+    """A cache file for the result of an arena search. ``parts`` are the values that determine the result."""
 
     def __init__(self, *parts: bytes | str):
         digest = hashlib.sha256()
@@ -126,12 +126,12 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return the values, other than the graph, that determine the result of a search."""
+    """Return the values, other than the graph, that determine the result of an arena search."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer. Apply ``spec.arena`` unless the flags set the arena size or optimization goal.
+    """Compile a TOSA flatbuffer. Search for an arena as ``spec.arena`` requires, unless flags set its size or ``--optimise``.
 
     Raises:
         VelaError: Vela rejected the graph.

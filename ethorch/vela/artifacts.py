@@ -1,4 +1,4 @@
-"""Files written by ``dump_intermediate_artifacts_to``, which map NPU commands to operators.
+"""Files that map NPU commands to operators, written by ``dump_intermediate_artifacts_to``.
 
 A .pte cannot contain this information, because firmware rejects payloads with unknown blocks.
 """
@@ -71,7 +71,7 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate's commands, from the artifacts in ``folder`` whose payload equals ``payload``.
+    """Return the operator of each command of a delegate, from the artifacts in ``folder`` whose payload equals ``payload``.
 
     Folders written by ``executorch.backends.arm`` contain only TOSA files, which are compiled until a payload matches.
 

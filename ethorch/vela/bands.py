@@ -31,7 +31,7 @@ class Way:
 
     Attributes:
         number: Index of the Part in ``parts(graph)``.
-        count: Index into ``_COUNTS``, which contains the numbers of bands.
+        count: Index into ``_COUNTS``, which contains the possible numbers of bands.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Way:
 
 
 def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, cache: arena.SearchCache) -> Graph | None:
-    """Return a copy of the graph with Parts split into bands, or None if no split reduces the arena.
+    """Return a copy of the graph in which subgraphs are split into bands of rows, or None if no split reduces the arena.
 
     Args:
         first: Model compiled from ``graph`` with the smallest arena.

@@ -27,7 +27,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Memory:
-    """The estimated usage of a memory: peak bytes, access cycles, and traffic keyed by kind."""
+    """The estimated usage of a memory: peak bytes, access cycles, and the traffic of each kind of data."""
 
     peak_bytes: int
     access_cycles: int
@@ -41,7 +41,7 @@ class Performance:
     Attributes:
         npu_cycles: Cycles of computation, and of weight and table transfers that do not overlap with it.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
-        cascades, cascaded_ops: Number of cascades (groups of operations computed in stripes), and of operations in them.
+        cascades, cascaded_ops: Number of cascades (groups of operations computed in stripes), and number of operations in cascades.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
@@ -110,13 +110,13 @@ class CompiledModel:
     """A compiled TOSA graph.
 
     Attributes:
-        command_stream: Driver payload, including the COP1 or COP2 header.
+        command_stream: Command stream with its COP1 or COP2 header.
         constants: Contents of region 0.
         scratch_bytes: Size of region 1.
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
-        passes: Passes that changed the command stream (``ethorch.vela.optimize``).
-        before_passes: The model before the passes, until their result is verified. None if no pass changed it.
+        passes: Stream passes that changed the command stream (``ethorch.vela.optimize``).
+        before_passes: The model before the passes, stored until their result is verified. None if no pass changed the model.
     """
 
     command_stream: bytes = field(repr=False)
@@ -195,7 +195,7 @@ class CompiledModel:
 
 
 def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
-    """Return a copy of Vela's database with command offsets replaced by ``moved(offset)``, in bytes from the first command word."""
+    """Return a copy of Vela's database in which ``moved(offset)`` replaces each offset (in bytes from the first command word)."""
     if "queue" not in tables:
         return tables
     header, rows = tables["queue"]

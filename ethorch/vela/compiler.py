@@ -29,7 +29,7 @@ _FEATURES = {
 }
 # Lines that Vela 5.1 prints regardless of its flags, because it cannot estimate SCATTER.
 _NOISE = (b"Missing element access estimation",)
-#: Prefixes of lines that Vela prints instead of raising an exception. The returned program cannot run.
+#: Prefixes of lines that Vela prints instead of raising an exception. The returned command stream cannot run.
 _ERRORS = (b"Error", b"Register command stream generator", b"!!!!", b"Failed", b"Invalid graph")
 # Flag -> option section and key.
 _VERBOSE = {
@@ -75,7 +75,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
         cascading: Whether Vela may create cascades.
 
     Raises:
-        VelaError: Vela rejected the graph, or returned a program that cannot run.
+        VelaError: Vela rejected the graph, or returned a command stream that cannot run.
     """
     try:
         from ethosu import regor
@@ -89,7 +89,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
     errors = dict.fromkeys(line.decode(errors="replace").strip() for line in omitted if line.startswith(_ERRORS))
     if errors:
-        raise VelaError(f"the program that Vela returned cannot run on {spec.target.name}. Vela printed: {'; '.join(errors)}.")
+        raise VelaError(f"the command stream from Vela cannot run on {spec.target.name}. Vela printed: {'; '.join(errors)}.")
     if not isinstance(raw, regor.CompiledRawModel):
         raise VelaError(
             f"Vela returned {type(raw).__name__} instead of a raw model. `ethorch doctor` lists the tested Vela versions."

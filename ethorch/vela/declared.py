@@ -1,4 +1,4 @@
-"""Read the inputs and outputs of a TOSA flatbuffer, and detect a Vela bug's trigger, without the TOSA library."""
+"""Read the inputs and outputs of a TOSA flatbuffer, and detect an INT32 SLICE, without the TOSA library."""
 
 from __future__ import annotations
 

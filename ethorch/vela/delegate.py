@@ -39,10 +39,9 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
-    """Apply the target's rewrites to ``graph``, verify it, and return it.
+    """Apply the target's rewrites to ``graph``, and return the verified graph.
 
-    If ``spec.path_for_intermediates`` is set, ``delegate_N.steps`` contains the graph before and after each rewrite that
-    changes it.
+    If ``spec.path_for_intermediates`` is set, the folder ``delegate_N.steps`` contains the graph before the rewrites and after each change.
     """
     folder = spec.path_for_intermediates
     return rewrite(
@@ -86,7 +85,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:
-    """Correct a delegate with wrong results. The attempts omit passes, which take most of the time and preserve results."""
+    """Correct a delegate with wrong results. Omit stream passes during the search, because they take most of the time."""
     plain = copy.copy(spec)
     plain.stream_passes = frozenset()
     result = repair_delegate(lowered, lambda changed: _compile(changed, plain))

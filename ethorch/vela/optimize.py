@@ -30,7 +30,7 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, or ``model`` if its stream is COP2 or has branches, if no pass changes it, or if checks fail."""
+    """Return the optimized model, or ``model`` if the stream is COP2 or has branches, no pass changes it, or checks fail."""
     passes = spec.stream_passes
     if not passes or model.command_stream[:4] != stream.COP1:
         return model
@@ -73,7 +73,7 @@ def _places(tensors: Sequence[IoTensor]) -> tuple[Place, ...]:
 
 
 def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, with the change in modeled cycles added to Vela's estimates."""
+    """Return the optimized model. Its estimates are Vela's estimates plus the modeled change in cycles."""
     image = optimized.stream.image
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
     origins = _find_origins(optimized)
@@ -102,9 +102,9 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map operations to decoded operations, by key. A new operation maps to the operation that it replaces, or to the next one.
+    """Map the key of each optimized operation to the key of its original operation.
 
-    No operation replaces a removed copy.
+    A new operation maps to the original operation that it replaces, or to the next one if it replaces none.
     """
     remaining = {op.origin for op in optimized.stream.ops}
     decoded = [op.key for op in optimized.before.ops if op.key in remaining or not find_kernel_copy(op)]
@@ -121,7 +121,7 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
 
 
 def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
-    """Map each decoded operation to the new byte offset of its last part.
+    """Map the key of each original operation to the byte offset of the last operation that replaces it.
 
     A removed operation maps to the offset of the previous operation.
     """

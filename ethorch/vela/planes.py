@@ -41,7 +41,8 @@ def with_planes(
     Args:
         model: Model compiled from ``planar``.
         planar: Graph with convolutions that convert NCHW inputs.
-        reference: Graph with TRANSPOSEs in place of these convolutions. The tables of the result contain its operator indices.
+        reference: Graph with TRANSPOSEs in place of these convolutions. The tables of the returned model contain the operator
+            indices of this graph.
         planes: Inputs to read in NCHW layout.
     """
     if model.command_stream[:4] != stream.COP1:

@@ -1,7 +1,6 @@
 """Run each compiled delegate on random inputs, and insert copies if its results differ from those of its TOSA graph.
 
-This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid. Most of them lose the offset or shape of a tensor that
-is not written to memory.
+This handles Vela bugs that ``lower.rewrite.vela_bugs`` does not avoid.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if its results match its TOSA graph. Otherwise, return a correct one, without passes or with copies.
+    """Return the delegate if its results match its TOSA graph, or else a corrected one without stream passes or with copies.
 
     A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator cannot load
     it.
@@ -187,7 +186,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Insert copies of operands (or of results, if ``place`` is None). Return a description of each affected operator."""
+    """Insert a copy of each operand, or of the result if ``place`` is None. Return a description of each affected operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

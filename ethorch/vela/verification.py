@@ -34,10 +34,10 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
 
     Args:
         name: Name of the delegate in error messages.
-        inputs, outputs: Bytes of the tensors. If the simulator stopped, ``outputs`` is its fault.
+        inputs, outputs: Bytes of the tensors. If a fault stopped the simulator, ``outputs`` is that fault.
 
     Raises:
-        VerificationError: A byte differs, or the simulator stopped.
+        VerificationError: A byte differs, or a fault stopped the simulator.
         ArithmeticError, IndexError: The graph has no result for these inputs.
     """
     arrays = delegate_arrays(delegate, inputs)
