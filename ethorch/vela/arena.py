@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search for the fastest schedule that fits in ``limit`` bytes, or for the smallest arena if none fits. See ``minimize_arena``."""
+    """Find the fastest schedule that fits in ``limit`` bytes, or the smallest arena if none fits. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]

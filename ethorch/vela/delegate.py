@@ -41,7 +41,8 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
     """Apply the target's rewrites to ``graph``, and return the verified graph.
 
-    If ``spec.path_for_intermediates`` is set, the folder ``delegate_N.steps`` contains the graph before the rewrites and after each change.
+    If ``spec.path_for_intermediates`` is set, the folder ``delegate_N.steps`` contains the graph before the rewrites and
+    after each change.
     """
     folder = spec.path_for_intermediates
     return rewrite(

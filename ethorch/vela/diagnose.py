@@ -31,7 +31,7 @@ def isolate(op: Op) -> Graph:
 
 
 def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """Compile each operator on its own, and yield those that Vela rejects, with Vela's message. Compile identical operators once."""
+    """Yield each operator that Vela rejects when it is compiled alone, with Vela's message. Compile identical operators once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]
@@ -73,7 +73,10 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 
 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """Return a copy of ``error`` whose message lists the rejected operators. ``declined`` maps source locations to Vela's messages."""
+    """Return a copy of ``error`` whose message lists the rejected operators.
+
+    ``declined`` maps the source locations of these operators to Vela's messages.
+    """
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
     text = f"{error} Vela refuses these operators individually: {names}."
