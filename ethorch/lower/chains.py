@@ -30,7 +30,7 @@ class PointwiseChain:
     Attributes:
         source: The only operand of the chain that is not constant.
         end: The last operator of the chain.
-        steps: Whether the function has jumps, across which a table must not interpolate.
+        steps: Whether the chain's function has jumps, across which a table must not interpolate.
     """
 
     source: QTensor

@@ -1,6 +1,6 @@
 """Lowering of ``torch.cond`` to COND_IF and of ``while_loop`` to WHILE_LOOP.
 
-Each subgraph becomes a region. Outer tensors are inputs of the region; constants are copied into the region.
+Each subgraph becomes a region. Tensors from outside the subgraph become inputs of the region. Constants are copied into it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Lower the condition and the body, and return their frames, the operands, and the initial loop variables."""
+        """Lower the condition and the body, and return their frames, the operands, and the initial values of the loop variables."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -94,7 +94,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Return the operands for the placeholders from index ``first``. An operand that no subgraph reads is OnCpu."""
+        """Return the operands for the placeholders, starting at index ``first``. Operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
@@ -124,7 +124,7 @@ class Regions:
     # --- subgraphs ----------------------------------------------------------------------------------------------------
 
     def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
-        """Lower a subgraph. The first ``carried`` operands are loop variables, which are inputs even if they are constant."""
+        """Lower a subgraph. The first ``carried`` operands are loop variables, which become inputs even if constant."""
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}

@@ -1,7 +1,6 @@
 """Lowering of float tensors, on targets with TOSA's FP profile.
 
-Quantized operators use integer arithmetic if the target supports it. For all other operators, quantized operands are
-dequantized, composite operators are decomposed, and operators with only constant inputs are folded.
+Quantized operators use integer arithmetic if the target supports it. Otherwise, their operands are dequantized.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Floats:
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Lower operators on quantized or integer tensors with integer arithmetic if possible, and others with float arithmetic."""
+        """Lower ``node`` with integer arithmetic if possible, and with float arithmetic otherwise."""
         operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
             return self.frame.fold(node)
@@ -67,7 +66,7 @@ class Floats:
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands. If neither applies, decompose ``node``."""
+        """Lower ``node`` with ``spec.floats``, or with ``spec.lower`` on float operands. If neither applies, decompose ``node``."""
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
         out = result_of(node)

@@ -45,7 +45,7 @@ Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
-    """Return the shape and dtype of the first result, with quantization parameters ``q``."""
+    """Return the shape and dtype of the node's first result, with quantization parameters ``q``."""
     value = first_value(node)
     if value is None:
         return Result((), "", q)
@@ -53,7 +53,7 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
 
 
 def dequantize_constant(x: QTensor) -> npt.NDArray[np.float32]:
-    """Dequantize a constant, with dimensions in PyTorch's order."""
+    """Dequantize a constant. The dimensions of the result are in PyTorch's order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
     zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
@@ -66,7 +66,7 @@ def is_constant(x: Any) -> bool:
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """Convert an array to a constant tensor. float64 becomes FP32, and int64 becomes saturated INT32."""
+    """Convert an array to a constant tensor. float64 becomes FP32, and int64 is saturated to INT32."""
     if array.dtype == np.bool_:
         return b.plain_tensor(array)
     if array.dtype == np.float64:
@@ -94,7 +94,7 @@ class Frame(ABC):
     Args:
         graph: FX graph, not modified.
         constants: Function that returns the array of a parameter, buffer or constant.
-        refused: Nodes that an earlier pass refused, with reasons.
+        refused: Nodes that an earlier pass refused, and the reasons.
         operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
@@ -201,9 +201,10 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the parameters of the quantize nodes that read the first result, or None if they differ or another node reads it.
+        """Return the parameters of the quantize nodes that read the first result of ``node``.
 
-        If the only reader is an operator marked ``absorbs``, such as ReLU, return that operator's output parameters.
+        Return None if the parameters differ or if any other node reads the result. If the only reader is an operator with
+        ``absorbs``, such as ReLU, return the output parameters of that operator.
         """
         qparams: QParams | None = None
         users, carrier = list(node.users), node
@@ -223,7 +224,7 @@ class Frame(ABC):
         return qparams
 
     def qparams_of(self, node: Node) -> QParams | None:
-        """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA lacks the dtype.
+        """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA does not have the dtype.
 
         Parameters of uint8 are converted to INT8.
         """
@@ -245,7 +246,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node: look up a chain, requantize a tensor, fold a constant, or return a TOSA input."""
+        """Lower a quantize node: evaluate a chain with a table, requantize a tensor, fold a constant, or return a TOSA input."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -259,7 +260,7 @@ class Frame(ABC):
         return self.b.to_qparams(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
-        """Return the quantized tensor that a dequantize node reads, or OnCpu if it is not on the NPU."""
+        """Return the quantized tensor that a dequantize node reads, or OnCpu if the tensor is not on the NPU."""
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:

@@ -88,7 +88,7 @@ class PartitionReport:
     Attributes:
         delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
         without_kernel: Operators for which ExecuTorch lacks a suitable desktop or portable kernel.
-        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None.
+        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None if ethorch wrote it.
     """
 
     target: str
@@ -99,7 +99,7 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """The program's writer: ``name``, and ``id``, ``reason`` and ``remedy`` of ``executorch_reason`` (empty if it is None)."""
+        """The program's writer: ``name``, ``id``, ``reason`` and ``remedy``. The last three are empty if ethorch wrote it."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
@@ -145,7 +145,7 @@ class PartitionReport:
 
 
 def writer_text(writer: Mapping[str, Any]) -> str:
-    """Return the reason why ExecuTorch wrote the program, with id and remedy, or an empty string if ethorch wrote it.
+    """Return the reason why ExecuTorch wrote the program, with its id and remedy, or an empty string if ethorch wrote the program.
 
     ``writer`` is the value of ``PartitionReport.writer``.
     """

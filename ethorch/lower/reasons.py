@@ -83,7 +83,7 @@ def _count_inputs(tensors: list[QTensor]) -> str:
 
 SCALAR_DIM = Reason(
     "graph.scalar_dim",
-    "the dim argument refers to a tensor of rank 0, which has no dims",
+    "the operator has a dim argument, but its input is a tensor of rank 0",
     "Quantize the model with EthosUQuantizer, or reshape the tensor to shape (1,) in the model.",
 )
 EMPTY_OUTPUT = Reason(
@@ -151,7 +151,7 @@ WRITTEN_BACK = Reason(
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason for an unsupported dtype. ``role`` names the tensor, e.g. ``the result``."""
+    """Return the reason to refuse an unsupported dtype. ``role`` describes the tensor, e.g. ``the result``."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
@@ -185,7 +185,7 @@ def not_decomposed(node: Node) -> Reason:
         return PLAIN_INTEGERS
     return Reason(
         "operator.composite",
-        f"{op_name(node.target)} was not decomposed into the calibrated operators that run on the NPU",
+        f"{op_name(node.target)} was not decomposed into calibrated operators that run on the NPU",
         "Quantize the model with EthosUQuantizer.",
     )
 
@@ -230,7 +230,7 @@ def no_condition(arg: Any) -> Reason:
 
 
 def holds_refused(subgraph: Subgraph, origin: Origin, reason: Reason) -> Reason:
-    """Return the reason for a refused operator at ``origin`` in ``subgraph``."""
+    """Return the reason to refuse a control-flow operator whose ``subgraph`` contains a refused operator at ``origin``."""
     remedy = reason.remedy
     if subgraph.node.target is torch.ops.higher_order.while_loop:
         remedy = f"{remedy} {NO_LOOP_ON_CPU}.".strip()

@@ -1,6 +1,6 @@
 """Remedies for operators without a lowering.
 
-The first row whose regular expression matches the operator's name, without namespace, overload and ``_copy``, applies.
+The first regular expression that matches an operator's name (without namespace, overload and ``_copy``) selects the remedy.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Walk(Frame):
 
     Args:
         graph, constants, refused, operands: See Frame.
-        strict: Whether to raise refusals instead of collecting them in ``refusals``, and to set the outputs of the TOSA graph.
+        strict: Whether to raise refusals and set the outputs of the TOSA graph. Otherwise, refusals are collected in ``refusals``.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return an empty constant if the result is empty, or None. Raise Unsupported if the program returns the result."""
+        """Return an empty constant if the node's result is empty, or else None. Raise Unsupported if the program returns it."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None
@@ -224,7 +224,7 @@ class Walk(Frame):
         return self.lower(node, spec, args, kwargs, out)
 
     def tensor(self, x: Any) -> Any:
-        """Convert a constant to a tensor. Float constants require a target with floats."""
+        """Convert a constant to a tensor. Float constants require a target that supports floats."""
         if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and not self.b.floats:
             raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
@@ -285,7 +285,7 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
-        """Return the reason why the target cannot read a computed index, or None if it can."""
+        """Return the reason why the target does not support computed indices, or None if it does."""
         row = self.b.limits.get(spec.needs)
         return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 

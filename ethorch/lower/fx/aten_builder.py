@@ -27,7 +27,7 @@ class AtenBuilder:
 
     Args:
         model: Graph module in which constants are registered.
-        node: Composite operator with a fake value. New nodes inherit its source location.
+        node: Node of the composite operator, with a fake tensor in its metadata. New nodes inherit its source location.
         limits: Limits of the target for each TOSA operator. Default: the limits of TOSA.
         calibrated: Whether the new nodes are calibrated later, which requires finite values.
     """

@@ -47,7 +47,7 @@ def is_control_flow(node: Node) -> bool:
 
 
 def subgraphs_of(node: Node) -> list[Subgraph]:
-    """Return the subgraphs in the order of the arguments."""
+    """Return the subgraphs of a control-flow node, in the order of its arguments."""
     subgraphs = []
     for index, (role, description) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
@@ -57,7 +57,7 @@ def subgraphs_of(node: Node) -> list[Subgraph]:
 
 
 def nodes_everywhere(graph: Graph) -> Iterator[Node]:
-    """Iterate over the nodes of ``graph`` and of nested subgraphs."""
+    """Iterate over the nodes of ``graph`` and of its nested subgraphs."""
     for node in graph.nodes:
         yield node
         if is_control_flow(node) and graph.owning_module is not None:

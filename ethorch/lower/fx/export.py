@@ -39,7 +39,7 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
     """Check that each float tensor is float32, the only float dtype that can be quantized.
 
     Raises:
-        QuantizationError: ``quantize.dtype``.
+        QuantizationError: A float tensor is not float32 (reason ``quantize.dtype``).
     """
     for name, dtype in dtypes:
         if dtype.is_floating_point and dtype != torch.float32:
@@ -54,8 +54,8 @@ def check_module(module: nn.Module, inputs: Any) -> None:
     """Check for properties that cause unclear errors in torch.export and torch.fx.
 
     Raises:
-        QuantizationError: ``quantize.dtype``, see ``check_float32``; ``quantize.name`` if torch.fx cannot write the name of a
-            submodule or tensor as code.
+        QuantizationError: A float tensor is not float32 (reason ``quantize.dtype``), or torch.fx cannot write the name of a
+            submodule or tensor as code (reason ``quantize.name``).
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
@@ -69,13 +69,13 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Raise QuantizationError (``quantize.empty``) if all outputs are empty."""
+    """Raise QuantizationError (reason ``quantize.empty``) if all outputs of the program are empty."""
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
         raise QuantizationError(
             "quantize.empty",
-            f"expected an output with elements, got {describe_inputs(tensors)}. Use example inputs with a batch size of at least 1",
+            f"expected a nonempty output, got {describe_inputs(tensors)}. Use example inputs with a batch size of at least 1",
         )
 
 
@@ -93,7 +93,7 @@ def export_module(
         any_batch: Whether to make the first dimension of each input dynamic if possible.
 
     Raises:
-        QuantizationError: The sequence of a recurrent layer is too long (``recurrent.steps``).
+        QuantizationError: The sequence of a recurrent layer is too long (reason ``recurrent.steps``).
         UserCodeError: The module does not run or cannot be exported. The message contains the user's source line.
     """
     try:
@@ -127,7 +127,7 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``, or None if the module, or the type or shape of an input, has changed."""
+    """Return the last result of ``export_module``. Return None if the module, or the type or shape of an input, has changed."""
     state, types, program = _LAST.get(module, (None, None, None))
     return program if state == _state_of(module) and types == _types_of(inputs) else None
 

@@ -58,7 +58,7 @@ def overload_of(target: Any) -> Any:
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return the ATen operator of a node, and the keyword arguments except the memory format."""
+    """Return the ATen operator of a node, and its keyword arguments except the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -74,7 +74,7 @@ def writes_back(node: Node) -> bool:
 
 
 def makes_constant(node: Node) -> bool:
-    """Return True if the result depends only on shapes and non-tensor arguments, e.g. for arange and zeros_like."""
+    """Return True if the node's result depends only on shapes and non-tensor arguments, e.g. for arange and zeros_like."""
     target = overload_of(node.target)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
@@ -86,7 +86,7 @@ def makes_constant(node: Node) -> bool:
 
 
 def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional arguments in schema order with defaults, and keyword-only arguments by name.
+    """Return the positional arguments of a node in schema order, including defaults, and its keyword-only arguments by name.
 
     Keyword-only arguments that are not set and default to None are omitted.
     """
@@ -139,14 +139,14 @@ _LEFT_OUT = "ethorch_left_out"
 
 
 def first_value(node: Node) -> torch.Tensor | None:
-    """Return the fake tensor of the first result, or None if the first result is not a tensor."""
+    """Return the fake tensor of the node's first result, or None if this result is not a tensor."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (tuple, list)) and value else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the first result is an integer, or has a shape, that depends on tensor values."""
+    """Return True if the shape of the node's first result, or an integer result, depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
@@ -178,7 +178,7 @@ def is_left_out(node: Node) -> bool:
 
 
 def has_scalar_dim(node: Node) -> bool:
-    """Return True if the dim argument refers to a tensor of rank 0."""
+    """Return True if the operator has a dim argument, but its input is a tensor of rank 0."""
     schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
     if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts an int64 program input, or clamps one and is read only by casts. The CPU runs both."""
+    """Return True if ``node`` casts an int64 program input, or clamps it and is read only by casts. Such nodes run on the CPU."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -206,7 +206,7 @@ def _clamps_input(node: Node) -> bool:
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions from outermost to innermost in memory (dim order)."""
+    """Return a tensor's dimensions from outermost to innermost in memory (dim order)."""
     try:
         return tuple(int(dim) for dim in tensor.dim_order())
     except RuntimeError:
@@ -229,12 +229,12 @@ def record_operators(graph: Graph) -> None:
 
 
 def recorded_name(node: Node) -> str:
-    """Return the name that ``record_operators`` recorded, or the current name."""
+    """Return the node's name as recorded by ``record_operators``, or else its current name."""
     return (node.meta.get("custom") or {}).get(_RECORD, (node.name,))[0]  # type: ignore[no-any-return]
 
 
 def origin_of(node: Node) -> Origin:
-    """Return the origin of a node: the operator (if possible as recorded by ``record_operators``), module path and source line."""
+    """Return the origin of a node: its operator (if possible, as recorded by ``record_operators``), module path and source line."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -291,7 +291,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a function that returns the NumPy view of a constant node, or None for mutable buffers and other nodes."""
+    """Return a function that maps a constant node to its NumPy view, and mutable buffers and other nodes to None."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
@@ -326,7 +326,7 @@ def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node]
 
 
 def target_buffer(node: Node) -> Node | None:
-    """Return the get_attr node that an in-place operator changes, directly or through views, or None."""
+    """Return the get_attr node that an in-place operator changes, directly or through views, or None for other tensors."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if node.op == "get_attr" else None
@@ -335,7 +335,7 @@ def target_buffer(node: Node) -> Node | None:
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the tensor's memory as an array.
 
-    A fake constant, which ExecuTorch uses for partitioning, becomes an array of one repeated value.
+    A fake constant, which ExecuTorch uses during partitioning, becomes an array with one repeated value.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):

@@ -15,7 +15,7 @@ MOST_STEPS = 4096
 
 
 def refuse_long_sequence(steps: int) -> None:
-    """Raise QuantizationError (``recurrent.steps``) if a sequence has more than ``MOST_STEPS`` steps."""
+    """Raise QuantizationError (reason ``recurrent.steps``) if a sequence has more than ``MOST_STEPS`` steps."""
     if steps > MOST_STEPS:
         raise QuantizationError(
             "recurrent.steps",

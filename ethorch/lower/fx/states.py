@@ -1,7 +1,6 @@
 """Mutable buffers of a converted graph, and their conversion to quantized storage.
 
-``convert_pt2e`` leaves mutable buffers float and quantizes them after each read. A buffer can store integer values if the
-written value is quantized with one scale. An int64 counter that is used as int32 can be stored as int32.
+``convert_pt2e`` leaves mutable buffers as float tensors and quantizes them after each read.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Convert mutable buffers to integer values if this does not change results, and the ``narrow_counters`` to int32.
+    """Convert mutable buffers to integer values if this does not change results, and counters (``narrow_counters``) to int32.
 
     Args:
         wide: Counters that remain int64.
@@ -93,7 +92,7 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
 
 
 def narrow_counters(module: GraphModule) -> set[str]:
-    """Return the names of int64 buffers that fit int32, are read only as int32, and are written only with casts from int32."""
+    """Return the names of int64 buffers that fit into int32, and that are read and written only with casts to and from int32."""
     counters = set()
     for name, write in writes_of(module.graph).items():
         tensor = tensor_of(module, write.args[0])  # type: ignore[arg-type]
@@ -188,7 +187,7 @@ def _keeps(user: Node) -> bool:
 
 
 def _write_apart(graph: Graph) -> None:
-    """Write a separate value to each buffer, because ExecuTorch confuses values with several uses."""
+    """Write a separate value to each buffer, because ExecuTorch confuses values that have several uses."""
     used = set(graph.output_node().all_input_nodes)
     for write in writes_of(graph).values():
         new_value = write.args[1]

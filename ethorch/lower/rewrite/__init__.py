@@ -1,1 +1,1 @@
-"""Rewrites of TOSA graphs that preserve results bit by bit."""
+"""Rewrites of TOSA graphs that preserve every bit of the results."""

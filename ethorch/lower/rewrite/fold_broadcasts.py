@@ -1,8 +1,6 @@
 """Merge axes of broadcasting elementwise operators.
 
-Vela emits an operation for each index of the axes before the last three, e.g. eight for x[8, 56, 56, 64] + y[64]. Broadcast axes
-cannot be merged with other axes, e.g. in y[8, 1, 56, 1]. If more than ``_MOST_UNCOPIED`` operations would remain, operands are
-expanded along their broadcast axes.
+Vela emits an operation for each index of the axes before the last three, e.g. eight for x[8, 56, 56, 64] + y[64].
 """
 
 from __future__ import annotations
@@ -34,7 +32,9 @@ Shape = tuple[int, ...]
 def fold_broadcasts(r: Rewriter) -> None:
     """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
 
-    RESCALEs of operands, and operators that Vela fuses with the result, also use the new shape.
+    If too many operations would remain, expand operands along their broadcast axes, which cannot be merged with other axes.
+
+    RESCALEs of the operands, and operators that Vela fuses with the result, also use the new shape.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]

@@ -1,10 +1,6 @@
 """Reduce pool strides above 3, for which Vela emits one operation per result.
 
-- A RESHAPE makes disjoint windows a separate axis.
-- Averages of disjoint 2-D windows also require a TRANSPOSE of the windows' rows.
-- Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
-
-The last two methods are slower on the NPU, but avoid a compile time that is quadratic in the number of results.
+Otherwise, Vela's compile time is quadratic in the number of results.
 """
 
 from __future__ import annotations
@@ -24,7 +20,11 @@ _LARGEST_EXTENT = 65536
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
     """Fold pools with a stride above 3 if there are at least ``fewest_results`` results per channel.
 
-    Maxima of disjoint windows, and averages of disjoint windows along one axis, are always folded.
+    Maxima of disjoint windows, and averages of disjoint windows along one axis, are always folded. Strides are reduced as follows:
+
+    - A RESHAPE makes disjoint windows a separate axis.
+    - Averages of disjoint 2-D windows also require a TRANSPOSE of the windows' rows.
+    - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
     """
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])

@@ -1,7 +1,6 @@
-"""Fold adjacent elements of a strided convolution with few input channels into channels, to use more multipliers.
+"""Fold adjacent inputs of a strided convolution with few input channels into channels, to use more multipliers.
 
-With stride 2, two columns of three channels become one column of six channels, and a kernel of 7 columns becomes a kernel of 4
-columns.
+With stride 2, two columns of three channels become one column of six channels, and 7 kernel columns become 4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fold the axes and large batches of data movement operators."""
+"""Fold axes and large batches of data movement operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST, _WIDEST_INT32 = 65536, 32768
 
 
 def fold_wide_moves(r: Rewriter) -> None:
-    """Fold each CONCAT, SLICE and PAD of more than four axes. Also fold these operators and TILE if the batch is large.
+    """Fold each CONCAT, SLICE and PAD with more than four axes. Also fold these operators and TILEs if the batch is large.
 
     See ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes`` and ``vela.pad-of-five-axes``.
     """

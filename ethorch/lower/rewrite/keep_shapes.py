@@ -1,7 +1,6 @@
 """Propagate the shape of a convolution to the elementwise operators that read its result.
 
-A RESHAPE is free unless its operand is also read in the original shape. Vela copies such an operand, e.g. the sum of a residual
-connection.
+Vela copies the operand of a RESHAPE if it is also read in its original shape, e.g. the sum of a residual connection.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Run elementwise operators with four axes if a RESHAPE of an operand removed axes of extent 1 and the batch size is 1."""
+    """Run elementwise operators on four axes if a RESHAPE removed axes of extent 1 from an operand and the batch size is 1."""
     for op in r.select(*_ELEMENTWISE):
         if shape := _wider_shape(r, op):
             at = r.before(op)

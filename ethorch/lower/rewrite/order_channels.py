@@ -1,6 +1,6 @@
 """Replace a TRANSPOSE of a convolution's output channels with reordered weights, e.g. in a pixel shuffle.
 
-The remaining TRANSPOSE moves entire rows of channels or disappears.
+If a TRANSPOSE remains, it moves entire rows of channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
-    """Reorder the channels of each CONV2D that is followed by elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
+    """Reorder the channels of each CONV2D that is followed by elementwise operators, a RESHAPE of the channels, and a TRANSPOSE.
 
     Args:
         by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes.

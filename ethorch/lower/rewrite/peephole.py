@@ -28,7 +28,7 @@ def merge_reshapes(r: Rewriter, op: Op) -> None:
 
 
 def merge_transposes(r: Rewriter, op: Op) -> None:
-    """Merge or cancel TRANSPOSEs, even if RESHAPEs are between them."""
+    """Merge or cancel consecutive TRANSPOSEs, ignoring RESHAPEs in between."""
     perms, moves = op.attrs["perms"], [op]
     while move := r.producer(moves[0].operands[0], "TRANSPOSE", "RESHAPE"):
         moves.insert(0, move)
@@ -64,7 +64,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD whose constant is the zero point into the convolution that reads it."""
+    """Merge a PAD with the zero point into the convolution that reads the PAD."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -103,13 +103,13 @@ RULES: Mapping[str, Rule] = {
 
 
 def merge_neighbours(r: Rewriter) -> None:
-    """Apply the rule of each operator once."""
+    """Apply the peephole rule of each operator once."""
     for op in r.select(*RULES):
         RULES[op.name](r, op)
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """Move a RESHAPE that changes only axes of extent 1 before a PAD, for ``pad_into_convolution``.
+    """If a RESHAPE of a PAD changes only axes of extent 1, move it before the PAD, as ``pad_into_convolution`` requires.
 
     See ``vela.pad-of-five-axes``.
     """
@@ -139,7 +139,7 @@ def moves_before(r: Rewriter, op: Op) -> list[Op]:
 
 
 def run_before_moves(r: Rewriter, op: Op) -> None:
-    """Move the operator before the TRANSPOSEs and RESHAPEs of its operand."""
+    """Move the operator before the TRANSPOSEs and RESHAPEs that compute its operand."""
     moves, at = moves_before(r, op), r.before(op)
     value = at.again(op, moves[-1].operands[0])
     for move in reversed(moves):
@@ -161,7 +161,7 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
+    """If TRANSPOSEs read the INT8 TABLE of a convolution with few channels, move them before the TABLE, so that Vela fuses it.
 
     Cases in which Vela 5.2 loses the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
     cancel each other.

@@ -180,7 +180,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
     Args:
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Function called with ``as lowered`` and the graph, then with the name of each step that changed it.
+        dump: Function called with ``as lowered`` and the graph, then with the name of each step that changed the graph.
             See :func:`dump_to`.
     """
     names = Names(graph)
@@ -214,7 +214,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
 
 def dump_to(folder: str | os.PathLike[str]) -> Dump:
-    """Return a ``dump`` that writes files to ``folder``, e.g. ``01_merge_neighbours.txt``."""
+    """Return a ``dump`` function that writes files to ``folder``, e.g. ``01_merge_neighbours.txt``."""
     directory, numbers = Path(folder), count()
 
     def write(name: str, graph: Graph) -> None:

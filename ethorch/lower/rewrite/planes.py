@@ -1,8 +1,6 @@
-"""Convert NCHW inputs to NHWC with a convolution that reads the planes as bricks.
+"""Convert NCHW inputs to NHWC with a convolution that reads the planes in brick format.
 
-The NPU's brick format stores 16 channels adjacently. C planes thus have the layout of a feature map of C * 16 channels, in which 16
-adjacent columns of a plane act as channels. A 1x1 convolution that permutes the channels writes NHWC. TOSA cannot express memory
-layouts, so ``ethorch.vela.planes`` sets the strides in the commands.
+TOSA cannot express memory layouts, so ``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp"
 
 @dataclass(frozen=True)
 class Planes:
-    """An input that is read as bricks.
+    """An input that a convolution reads in brick format.
 
     Attributes:
         name: Name of the result of the replaced TRANSPOSE.
@@ -50,7 +48,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (number of planes, elements per plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None."""
+    """Return (number of planes, elements per plane) if ``op`` converts one image of up to ``most`` planes to NHWC, or else None."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -81,7 +79,7 @@ def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]
 
 
 def copy_selected_inputs(graph: Graph, most: int) -> None:
-    """Copy convertible inputs that a SELECT reads. See ``vela.select-of-reshaped``."""
+    """Copy inputs that a SELECT reads and a convolution can convert to NHWC. See ``vela.select-of-reshaped``."""
     r = Rewriter(graph)
     sources = {source for _, source, *_ in _find_transposes(r, most)}
     for op in r.select("SELECT"):
@@ -97,7 +95,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the largest sum, in bytes, of a converted input and the largest tensor computed from it, ignoring data movement."""
+    """Return the maximum total bytes of a converted input and the largest tensor computed from it, ignoring data movement."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
@@ -114,7 +112,11 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy in which convolutions read inputs of up to ``most`` planes, and the Planes, or (graph, ()) if none exist."""
+    """Return a graph in which convolutions convert inputs of up to ``most`` planes, and the converted inputs.
+
+    Return ``(graph, ())`` if no input can be converted. In brick format, C planes are a feature map with C * 16 channels, because
+    16 adjacent columns of a plane act as channels. A 1x1 convolution permutes these channels to NHWC.
+    """
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:

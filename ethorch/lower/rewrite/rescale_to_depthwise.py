@@ -1,4 +1,4 @@
-"""Convert INT8 RESCALEs to 1x1 depthwise convolutions, which take half the cycles of a pool on the U55."""
+"""Convert INT8 RESCALEs to 1x1 depthwise convolutions, which take half the cycles of Vela's pools on the U55."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ethorch.tosa.ir import Op
 
 
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
-    """Replace RESCALEs from INT8 to INT8 with a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
+    """Replace each RESCALE from INT8 to INT8 with a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    A RESCALE with an axis longer than the NPU supports is not replaced. Vela converts it to a pool, which has no such limit.
+    A RESCALE with an axis that is too long for the NPU is not replaced. Vela converts it to a pool, which has no such limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

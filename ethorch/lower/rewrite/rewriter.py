@@ -1,6 +1,6 @@
 """An editor of TOSA graphs that tracks the producer and readers of each value.
 
-Unused operators remain until ``drop_dead``, so that a pass can still read them.
+Unused operators remain until ``drop_dead`` is called, so that a rewrite can still read them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Rewriter:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Op]:
-        """Iterate over the operators in order, except operators that are erased during the iteration."""
+        """Iterate over the operators in order. Skip operators that are erased during the iteration."""
         ops: list[Op] = []
         op = self._next[None]
         while op is not None:
@@ -89,7 +89,7 @@ class Rewriter:
         return op if fits else None
 
     def readers(self, value: Value) -> Sequence[Op]:
-        """Return the operators that read ``value``, once for each operand."""
+        """Return the operators that read ``value``, each once for every operand that is ``value``."""
         return tuple(self._readers.get(value, ()))
 
     def is_output(self, value: Value) -> bool:
@@ -109,7 +109,7 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Return the position before ``op``. New names derive from the name of ``of`` (default: the first result)."""
+        """Return the position before ``op``. New names start with the name of ``of``, by default the first result of ``op``."""
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 
@@ -123,7 +123,7 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``. The producer of ``value``, which must be unused, then computes the result of ``op``."""
+        """Erase ``op``, and make the producer of the unused ``value`` compute the result of ``op``."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
@@ -202,7 +202,7 @@ class Place:
         return result
 
     def again(self, op: Op, *operands: Value, **changed: Any) -> Value:
-        """Repeat ``op`` with other leading operands and attributes."""
+        """Insert a copy of ``op`` with other leading operands and attributes."""
         place = Place(self.rewriter, self.following, self.name, op.result.origin)
         return place.emit(op.name, *operands, *op.operands[len(operands) :], **{**op.attrs, **changed})
 

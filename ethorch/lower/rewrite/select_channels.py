@@ -1,7 +1,6 @@
-"""Select rearranged channels with the weights of the convolutions that read them.
+"""Rearrange the weights of convolutions, so that their inputs do not need a channel shuffle.
 
-A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, and moves each byte several
-times. A 1x1 convolution can read the original channels instead, with zero weights for unused channels.
+For example, a 1x1 convolution can read all original channels, with zero weights for unused channels.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _Channels:
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Change convolutions and RESCALEs of rearranged channels to read the original channels.
+    """Change convolutions and RESCALEs that read rearranged channels, so that they read the original channels.
 
     ``most`` is the maximum number of input channels of a convolution that selects channels.
     """

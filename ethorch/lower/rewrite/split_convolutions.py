@@ -21,7 +21,7 @@ Channels = npt.NDArray[np.intp]
 
 
 def split_convolutions(r: Rewriter) -> None:
-    """Replace a CONV2D that is read only in slices of at least 16 channels, e.g. a joint projection, with a CONV2D per slice."""
+    """Replace a CONV2D that is read only in slices of at least 16 channels, e.g. a joint projection, with one CONV2D per slice."""
     for op in r.select("CONV2D"):
         if not all(value.is_const for value in op.operands[1:]):
             continue

@@ -1,7 +1,6 @@
 """Compute a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands do not end there, but recompute the rows at
-their edges.
+Unlike Vela's cascades, bands can include CONCATs, data movement, and values with two readers.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class Part:
         return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
     def work(self, count: int) -> float:
-        """Return the multiply-accumulates with ``count`` bands, relative to one band."""
+        """Return the ratio of the multiply-accumulates with ``count`` bands to those with one band."""
         rows_by_band = [self.rows(band) for band in self.bands(count)]
         once, banded = 0.0, 0.0
         for op in self.ops:
@@ -194,12 +193,12 @@ class Part:
 
 
 def memory_bytes(value: Value) -> int:
-    """Return the size of a value in memory, or 0 for INT32 sums."""
+    """Return the size of a value in memory, or 0 for INT32 values, which are not stored."""
     return math.prod(value.shape) * _BYTES.get(value.dtype, 0)
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """Return the largest Part that ends with ``result``, or None. Values of at most ``smallest`` bytes are inputs of the Part."""
+    """Return the largest Part that computes ``result``, or None if none exists. Values of up to ``smallest`` bytes are inputs."""
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:

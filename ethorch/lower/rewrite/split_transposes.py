@@ -1,4 +1,4 @@
-"""Split TRANSPOSEs of many axes into faster or supported steps, each of which exchanges two blocks of axes."""
+"""Split TRANSPOSEs of many axes into faster or supported TRANSPOSEs, each of which exchanges two blocks of axes."""
 
 from __future__ import annotations
 

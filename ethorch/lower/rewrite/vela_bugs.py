@@ -1,8 +1,6 @@
 """Known Vela bugs, and the rewrites that avoid them.
 
-tests/lower/rewrite/vela_bug_graphs.py contains small graphs for each row. Their results must be correct with the row and (in the
-long tests) wrong without it. Remove rows that no supported version of Vela needs. Other code that avoids a bug names the row's
-id.
+``tests/lower/rewrite/vela_bug_graphs.py`` contains graphs that reproduce each bug.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ SINCE_5_2 = ("5.2.0",)
 
 @dataclass(frozen=True, kw_only=True)
 class VelaBug:
-    """A graph that Vela refuses or compiles incorrectly.
+    """A pattern of operators that Vela refuses or compiles incorrectly.
 
     Attributes:
-        id: Stable identifier, used in tests and comments.
+        id: Stable identifier. Code that avoids the bug elsewhere refers to it.
         wrong: Description of the bug.
         instead: Rewrite of each matching operator, or a description if other code avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.

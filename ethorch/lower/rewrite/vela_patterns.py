@@ -86,12 +86,12 @@ def is_very_wide(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated(r: Rewriter, op: Op) -> bool:
-    """Return True if the convolution's dilation exceeds 2 along an axis. Vela splits it into several convolutions."""
+    """Return True if the convolution's dilation exceeds 2 along an axis. Vela splits such a convolution into several."""
     return any(dilation > 2 for dilation in op.attrs["dilation"])
 
 
 def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
-    """Return True if a padded convolution has a dilation that exceeds 2 and the extent of the feature map."""
+    """Return True if the convolution is padded, and its dilation exceeds both 2 and the extent of the feature map."""
     extents = zip(op.operands[0].shape[1:3], KERNEL_AXES[op.name], op.attrs["dilation"], strict=True)
     return any(op.attrs["pad"]) and any(
         max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
@@ -122,19 +122,19 @@ def _find_equal_weights(r: Rewriter) -> set[Op]:
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True if the weights are constant and an axis longer than 65,536 has a dilation of 2."""
+    """Return True if the convolution's weights are constant, and its dilation is 2 along an axis longer than 65,536."""
     longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
     return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
 
 
 def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
-    """Return True if the weights are constant, an axis is longer than 65,536, and a dilation exceeds 1."""
+    """Return True if a dilated convolution has constant weights and an input or output axis longer than 65,536."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
     return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True if an axis longer than 65,536 has a stride, and is padded at its end or by a preceding PAD."""
+    """Return True if ``op`` has a stride along an axis longer than 65,536, with padding at the axis's end or by a preceding PAD."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -145,19 +145,19 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True if an axis is strided and padded at its end, and the other axis is longer than 65,536."""
+    """Return True if ``op`` has a stride and padding at the end along one axis, and the other axis is longer than 65,536."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """Return True if the padding does not fit the NPU's register. Vela divides the padding by a dilation above 2."""
+    """Return True if the padding of ``op``, divided by any dilation above 2, does not fit into the NPU's register."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
 def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
-    """Return True if the feature map is enlarged by a factor above 2, and a CONCAT or PAD makes it part of a batch."""
+    """Return True if a RESIZE enlarges by a factor above 2, and a CONCAT or PAD makes the result part of a batch."""
     numerator, denominator = op.attrs["scale"][:2]
     places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
     in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
@@ -169,10 +169,10 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
 
 
 def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes an axis of extent 1 that a RESHAPE removed.
+    """Return True if Vela refuses a TRANSPOSE of three axes because a RESHAPE removed axes of extent 1, which Vela also transposes.
 
-    If the last axis was removed, Vela refuses the TRANSPOSE if the product of a moved axis and the axis that is not moved exceeds
-    65,536. INT32 is also refused if a moved axis exceeds 16,384.
+    Vela refuses INT32 with a moved axis above 16,384. If the last axis was removed, Vela also refuses a TRANSPOSE in which the
+    product of a moved axis and the unmoved axis exceeds 65,536.
     """
     # Determined by experiments.
     value, perms = op.operands[0], op.attrs["perms"]
@@ -212,7 +212,7 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """Return True if a SLICE reads the unfused RESCALE ``op``, and either has several readers."""
+    """Return True if a SLICE reads the unfused RESCALE ``op``, and the SLICE or the RESCALE has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
@@ -268,7 +268,7 @@ def _largest_scale(op: Op) -> float:
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` is a RESCALE to a wider dtype whose results Vela may clamp to the narrow dtype.
+    """Return True if ``op`` is a RESCALE to a wider dtype whose results Vela may clamp to the narrower dtype.
 
     Pairs of RESCALEs that Vela fuses with a sum, minimum or maximum are excluded.
     """
@@ -315,17 +315,20 @@ def is_of_shifted(r: Rewriter, op: Op) -> bool:
 
 
 def takes_rescales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. An elementwise ``op`` requires all INT8 or all INT16 sources."""
+    """Return True if Vela can fuse RESCALEs to INT32 with ``op``.
+
+    If ``op`` is elementwise, all RESCALEs must read INT8, or all must read INT16.
+    """
     wide = [r.producer(value, "RESCALE") for value in op.operands]
     dtypes = {before.operands[0].dtype if before else "" for before in wide}
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
 
 
 def takes_scales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
+    """Return True if Vela fuses RESCALEs to INT32 with ``op`` on U55 and U65.
 
-    Vela fuses scales of 1. With an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales below 2**15.
-    It then fuses different scales if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16).
+    Vela fuses scales of 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales below
+    2**15. In this case, it also fuses different scales if the larger is 2**19 (INT8) or 2**14 (INT16).
     """
     # Determined by experiments.
     if not takes_rescales(r, op):
@@ -362,7 +365,7 @@ def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` reshapes a shared INT32 value, and a last axis is longer than 32,768."""
+    """Return True if ``op`` reshapes a shared INT32 value, and the last axis of any of its shapes is longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -439,7 +442,7 @@ def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
 
 
 def has_one_shape(r: Rewriter, value: Value) -> bool:
-    """Return True if Vela stores ``value``, and the operand of its RESCALE, in the shape of ``value``."""
+    """Return True if Vela stores ``value``, and the operand of the RESCALE that computes it, in the shape of ``value``."""
     source = root(r, value)
     rescale = r.producer(source, "RESCALE")
     read = value if rescale is None else rescale.operands[0]
@@ -505,7 +508,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE is undone by Vela's TRANSPOSE for a MATMUL or REDUCE_SUM, or None."""
+    """Return the shared SLICE whose TRANSPOSE Vela undoes for the MATMUL or REDUCE_SUM ``op``. Return None if none exists."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -525,7 +528,7 @@ def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
 
 
 def is_of_transposed(r: Rewriter, op: Op) -> bool:
-    """Return True if a TABLE is the only reader of a TRANSPOSE of INT8, ignoring RESHAPEs in between."""
+    """Return True if the INT8 TABLE ``op`` is the only reader of a TRANSPOSE, ignoring RESHAPEs in between."""
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
 
 
@@ -538,7 +541,7 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` runs along the last axis of a sum over rows, of a REVERSE, or of a reshaped [..., extent, 1]."""
+    """Return True if ``op`` runs along the last axis of a sum over rows, of a REVERSE, or of a tensor reshaped from [..., 1]."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False
@@ -563,7 +566,7 @@ def skip_rescale(r: Rewriter, value: Value) -> Value:
 
 
 def is_read_bool_output(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value`` is a BOOL output that operators also read, directly or before its RESHAPEs."""
+    """Return True if ``value`` is a BOOL output that operators also read, either directly or before RESHAPEs that compute it."""
     if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.select(*_LOGICAL)):
         return False
     shared = bool(r.readers(value))

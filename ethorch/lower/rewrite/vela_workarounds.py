@@ -32,12 +32,12 @@ from ethorch.tosa.ir import Op, Value
 
 
 def copy_operand(r: Rewriter, op: Op) -> None:
-    """Copy the first operand."""
+    """Copy the first operand of the operator."""
     r.insert_before(op, 0, copy_value)
 
 
 def copy_result(r: Rewriter, op: Op) -> None:
-    """Copy the result before other operators read it."""
+    """Insert a copy of the result before the operators that read it."""
     r.insert_after(op, copy_value)
 
 
@@ -53,7 +53,7 @@ def copy_instead(r: Rewriter, op: Op) -> None:
 
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
-    """Replace the dilation with zero weights between the original weights."""
+    """Replace the convolution's dilation with zero weights between the original weights."""
     weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
@@ -68,7 +68,7 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 def change_weights(r: Rewriter, op: Op) -> None:
     """Store the weights with another zero point, at no cost.
 
-    If all zero points are used, columns of zeros widen the kernel.
+    If all zero points are used, widen the kernel with columns of zeros.
     """
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
@@ -89,7 +89,7 @@ def change_weights(r: Rewriter, op: Op) -> None:
 
 
 def rescale_after(r: Rewriter, op: Op) -> None:
-    """Move the RESHAPE before the RESCALEs if possible, or copy the operand of the RESHAPE."""
+    """Move the RESHAPE before the RESCALEs that compute its operand if possible, or else copy the operand."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
         if r.uses(value) > 1 or not _may_be_reshaped(rescale):
@@ -108,7 +108,7 @@ def _may_be_reshaped(rescale: Op) -> bool:
 
 
 def pad_before(r: Rewriter, op: Op) -> None:
-    """Pad the feature map with a PAD and a copy."""
+    """Replace the operator's padding with a PAD and a copy."""
     at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
     if any(pad):
         const = int(np.iinfo(CODES[value.dtype]).min) if op.name == "MAX_POOL2D" else op.attrs["input_zp"]
@@ -117,7 +117,7 @@ def pad_before(r: Rewriter, op: Op) -> None:
 
 
 def transpose_now(r: Rewriter, op: Op) -> None:
-    """Transpose the constant at compile time."""
+    """Replace the TRANSPOSE of a constant with a transposed constant."""
     (value,) = op.operands
     assert value.data is not None
     r.bypass(op, r.before(op).constant(np.ascontiguousarray(value.data.transpose(op.attrs["perms"])), value.dtype))
@@ -126,7 +126,7 @@ def transpose_now(r: Rewriter, op: Op) -> None:
 def move_with_last_axis(r: Rewriter, op: Op) -> None:
     """Add a last axis of extent 1 to the operands.
 
-    Operators that move the same tensor share a RESHAPE, because Vela confuses several RESHAPEs of it.
+    Operators that move the same tensor share a RESHAPE, because Vela confuses several RESHAPEs of one tensor.
     """
     if op.name == "PAD":
         return _pad_axis_by_axis(r, op)
@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange commutative operands if Vela stores the second in only one shape. Otherwise, copy or reshape the first operand."""
+    """Exchange commutative operands if Vela stores the second in only one shape. If not, copy or reshape the first operand."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -238,14 +238,14 @@ def copy_first_operand(r: Rewriter, op: Op) -> None:
 
 
 def copy_transposed_slice(r: Rewriter, op: Op) -> None:
-    """Copy the transposed SLICE for all of its readers."""
+    """Copy the transposed SLICE, so that all of its readers read the copy."""
     cut = find_transposed_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copy_value)
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the GATHER into parts whose rows fit one transfer, and concatenate the parts."""
+    """Split the GATHER into parts whose rows fit into one transfer, and concatenate the parts."""
     at, (values, indices) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
@@ -256,7 +256,7 @@ def gather_in_parts(r: Rewriter, op: Op) -> None:
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the SCATTER into parts whose rows fit one transfer. Each part of a batch updates the result of the previous part."""
+    """Split the SCATTER into parts whose rows fit into one transfer. Each part updates the result of the previous part."""
     at, (values, indices, rows) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
@@ -297,14 +297,14 @@ def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:
-    """Run the operator along the middle of three axes."""
+    """Reshape the operand to three axes, and run the operator along the middle axis."""
     value, at = op.operands[0], r.before(op)
     column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
     r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """Run the operator, and any that Vela fuses with it, with four axes, or copy the SLICE if outer extents exceed 1."""
+    """Run the operator, and those that Vela fuses with it, on four axes. If outer extents exceed 1, copy the SLICE instead."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
@@ -331,7 +331,7 @@ def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool)
 
 
 def reshape_result(r: Rewriter, op: Op) -> None:
-    """Read the operand before its RESHAPE, and reshape the result."""
+    """Remove the RESHAPE of the operand, and reshape the result instead."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     assert reshape is not None
     at = r.before(op)
