@@ -1,8 +1,7 @@
-"""Run a method in this process to measure the memory that it allocates.
+"""Run a method in this process to measure the memory that it allocates."""
 
-ExecuTorch's structures contain pointers, so the method allocator requires more bytes on a 64-bit host than on a Cortex-M. All other
-sizes are equal.
-"""
+# ExecuTorch's structures contain pointers, so the method allocator requires more bytes on a 64-bit host than on a Cortex-M. All
+# other sizes are equal.
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Allocated:
 
 
 class _Idle:
-    """A machine that computes nothing, because allocations do not depend on values."""
+    """A machine that does not execute the payload. Allocations do not depend on computed values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)
@@ -58,14 +57,14 @@ class _Idle:
 def measure(
     program: bytes, method: str = "forward", *, method_pool_bytes: int | None = None, temporary_bytes: int | None = None
 ) -> Allocated:
-    """Load a method of a .pte, run it once with zeros and without simulating the NPU, and return its allocations.
+    """Load a method of a .pte, run it once on zeros without simulating the NPU, and return the allocations.
 
     Args:
         method_pool_bytes, temporary_bytes: Allocator sizes in bytes. Default: 64 MiB.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.
-        HostError: The method does not exist, a compiler or kernel is missing, or an allocator is too small.
+        HostError: The method does not exist, a compiler or a kernel is missing, or an allocator is too small.
     """
     parsed = pte.read(program)
     description = parsed.methods[pte.entry_point(parsed, method)]

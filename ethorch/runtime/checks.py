@@ -1,4 +1,4 @@
-"""Check for errors that ExecuTorch does not detect and that would abort the process."""
+"""Check programs and inputs for errors that ExecuTorch does not detect, or that make it abort the process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _check_delegate_argument(subject: str, value: Value, tensor: IoTensor) -> No
         raise ProgramError(f"{subject}: expected an integer or bool tensor, got {value}.")
     item_bytes = ITEM_BYTES[value.dtype]
     if item_bytes != tensor.element_size or (math.prod(value.shape) * item_bytes != tensor.nbytes and not value.dynamism):
-        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes with {tensor.element_size}-byte elements, got {value}.")
+        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes in {tensor.element_size}-byte elements, got {value}.")
 
 
 # Value kinds that each schema type accepts. A kernel aborts the process if an argument has a different kind.
@@ -75,7 +75,7 @@ _ACCEPTED_KINDS = {
 
 
 def check_kernel_calls(description: Method) -> None:
-    """Check the number and kinds of each operator call's arguments against the schema.
+    """Check the arguments of each operator call against the operator's schema.
 
     Raises:
         ProgramError: A call does not match the schema.
@@ -89,17 +89,17 @@ def check_kernel_calls(description: Method) -> None:
         for number, (arg, admitted) in enumerate(zip(call.args, kinds, strict=False)):
             value = description.values[arg]
             if admitted and value.kind not in admitted:
-                raise ProgramError(f"{where}: argument {number}: expected {' or '.join(sorted(admitted))}, got {value}.")
+                raise ProgramError(f"{where}: expected {' or '.join(sorted(admitted))} as argument {number}, got {value}.")
             for item in value.items if value.kind in ("tensor[]", "tensor?[]", "int[]") else ():
                 expected = "int" if value.kind == "int[]" else "tensor"
                 kind = description.values[item].kind if 0 <= item < len(description.values) else "none"
                 if kind != expected and not (value.kind == "tensor?[]" and (item == -1 or kind == "none")):
-                    raise ProgramError(f"{where}: argument {number}: expected a list of {expected}, got {kind}.")
+                    raise ProgramError(f"{where}: expected a list of {expected} as argument {number}, got {kind} in the list.")
 
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """Return the accepted kinds of each argument, or None if the schema is unknown. An empty set accepts any kind."""
+    """Return the accepted value kinds of each argument, or None if the schema is unknown. An empty set accepts any kind."""
     kinds = []
     types = _schemas().get(operator) or _schema_of_torch(operator)
     if types is None:
@@ -113,7 +113,7 @@ def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Return the argument types of each operator that has an ExecuTorch kernel. See ``python -m tools.kernel_schemas``."""
+    """Return the argument types of all operators with an ExecuTorch kernel, as written by ``python -m tools.kernel_schemas``."""
     schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
     return schemas
 
@@ -144,10 +144,10 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_input(index: int, value: Any, spec: Value) -> Any:
-    """Convert an input for the runtime, with elements in the program's storage order.
+    """Check an input, and convert a tensor or an array to ``Elements`` in the program's storage order.
 
     Raises:
-        HostError: The type, dtype or shape differs from the program's input.
+        HostError: The type, dtype or shape does not match the program's input.
     """
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))

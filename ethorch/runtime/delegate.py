@@ -1,4 +1,4 @@
-"""The delegate in ExecuTorch's runtime: a C++ backend, registered as "EthosUBackend", that calls Python.
+"""The C++ backend "EthosUBackend" of ExecuTorch's runtime, which calls Python to run delegates.
 
 The C++ library passes the payload and the tensors of each delegate to a machine, which executes the NPU commands.
 """
@@ -27,7 +27,7 @@ from ethorch.support.redirect import COUT_LOCK
 
 
 class Machine(Protocol):
-    """An executor for a delegate: ``ethorch.npu.Machine``, or a substitute."""
+    """The interface of an object that executes a payload, such as ``ethorch.npu.Machine``."""
 
     def region(self, index: int) -> npt.NDArray[Any]: ...
 
@@ -46,7 +46,7 @@ _DONE = 1  # result of a successful run; a callback that raises an exception ret
 
 
 class Delegate:
-    """A delegate in the runtime, with the persistent buffers that its machine reads in place."""
+    """A loaded delegate, with its machine and the persistent buffers that the machine reads in place."""
 
     def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
         self.payload, self.machine, self.buffers = payload, machine, buffers
@@ -54,7 +54,7 @@ class Delegate:
         self._ran = machine
 
     def events(self) -> Iterator[tuple[str, int, int]]:
-        """Iterate over (operator, start, end) for the operators in the last run. Times are in nanoseconds."""
+        """Iterate over the operators of the last run as tuples (operator, start, end), with times in nanoseconds."""
         if not hasattr(self._ran, "timeline"):
             return
         start = self.started
@@ -64,7 +64,7 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy the inputs to the machine, run it, and copy the outputs back. C++ code has checked the tensors."""
+        """Copy the inputs to the machine, run it, and copy the outputs back. The C++ library has already checked the tensors."""
         self.started = time.monotonic_ns()
         if not self.payload.scratch_bytes:  # a delegate that has no scratch region has no inputs and outputs
             self.machine.run()
@@ -95,7 +95,7 @@ class _Calls(threading.local):
 
 
 class HostBackend:
-    """The C++ library registered with ExecuTorch, and all loaded delegates."""
+    """The C++ library that is registered with ExecuTorch, and all loaded delegates."""
 
     _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
     _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
@@ -144,10 +144,10 @@ class HostBackend:
     ) -> Iterator[None]:
         """Convert aborts inside ExecuTorch to exceptions, and propagate exceptions raised in callbacks.
 
-        Only one thread at a time can be inside this context. See ``ethorch.support.redirect``.
+        Only one thread at a time can enter this context. See ``ethorch.support.redirect``.
 
         Args:
-            action: Action for error messages, e.g. ``load method 'forward'``.
+            action: Verb phrase for error messages, e.g. ``load method 'forward'``.
             machine: Function that creates the machine for a payload. Required to load delegates.
             named: Named data of the program. Required to load delegates.
             buffers: Function that returns the persistent buffers that a delegate reads in place. Default: all buffers are copied.
@@ -187,7 +187,7 @@ class HostBackend:
 
     @contextmanager
     def _store_escaped_errors(self) -> Iterator[None]:
-        """Store exceptions that propagate out of a callback, which Python passes only to ``sys.unraisablehook``."""
+        """Store exceptions that escape from a callback. Python passes them only to ``sys.unraisablehook``."""
         # If a signal such as Ctrl-C arrives in C++ code, Python handles it at the start of the next callback, outside the
         # callback's ``try`` block.
         previous_hook = sys.unraisablehook

@@ -17,7 +17,7 @@ _DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "complex32": np.dtype
 
 
 def dtype_name(value: Any) -> str:
-    """Return the name in torch of a tensor's or array's dtype."""
+    """Return the dtype of a tensor or an array as a PyTorch name, e.g. ``float32``."""
     return str(value.dtype).removeprefix("torch.") if trees.is_tensor(value) else np.dtype(value.dtype).name
 
 
@@ -26,7 +26,7 @@ class Elements:
     """The elements of a tensor in storage order.
 
     Attributes:
-        dtype: Name of the dtype in torch.
+        dtype: PyTorch's name of the dtype.
         order: Axes in storage order, outermost first.
         data: Bytes of the elements in storage order.
     """

@@ -33,7 +33,7 @@ class _Item(ctypes.Structure):
 
 
 class Executor:
-    """The loaded methods of one program. All methods share planned memories with the size of the largest method.
+    """The loaded methods of one program. All methods share the planned memories, which have the largest required sizes.
 
     A failed call raises RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
     """
@@ -57,10 +57,10 @@ class Executor:
         """Run a method.
 
         Args:
-            inputs: Elements in the program's storage order, numbers, bools or None.
+            inputs: Numbers, bools, None, or ``Elements`` in the program's storage order.
 
         Returns:
-            Outputs of these types, or str.
+            The outputs, which have these types or are strings.
         """
         self._inputs = list(inputs)  # the runtime can access the inputs until the next call
         input_items = (_Item * max(len(inputs), 1))(*map(_to_item, inputs))

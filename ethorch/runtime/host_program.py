@@ -42,7 +42,7 @@ class HostProgram:
 
     Attributes:
         methods: Names of the methods that were loaded together.
-        description: Parsed method: values, inputs, operators and calls.
+        description: Parsed method, with its values, inputs, operators and calls.
         delegates: Payload of each Ethos-U delegate, in file order.
     """
 
@@ -59,7 +59,7 @@ class HostProgram:
         """Return another method that was loaded together with this method.
 
         Raises:
-            HostError: No such method was loaded.
+            HostError: A method with this name was not loaded together with this method.
         """
         if method not in self.methods:
             raise HostError(
@@ -91,9 +91,9 @@ class HostProgram:
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
-        Results equal those of separate calls. CPU operators run one sample at a time. So do delegates if calls depend on previous
-        calls (``many.keeps_state``), or if the network is small or has more than eight delegates. The same holds for command
-        streams with branches, and for programs loaded with ``machine``, ``trace`` or ``etdump``.
+        Results equal those of separate calls. CPU operators always run one sample at a time. Delegates also run one sample at a
+        time if calls depend on previous calls (``many.keeps_state``), if the network is small or has more than eight delegates, if
+        a command stream has branches, or if the program was loaded with ``machine``, ``trace`` or ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
@@ -101,7 +101,7 @@ class HostProgram:
 
         Raises:
             HostError: See :meth:`__call__`.
-            MachineFault: The command stream is invalid. If samples are simulated together, ``image`` is the sample's number.
+            MachineFault: The command stream is invalid. If samples are simulated together, its ``image`` is the sample's number.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine
@@ -155,7 +155,7 @@ class HostProgram:
         operators.
 
         Raises:
-            HostError: The program was loaded without ``etdump=True``, no events are recorded, or the file cannot be written.
+            HostError: The program was loaded without ``etdump=True``, no events were recorded, or the file cannot be written.
         """
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
@@ -179,7 +179,7 @@ class HostProgram:
         """Return an ``executorch.devtools.Inspector`` for the recorded events.
 
         Args:
-            etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
+            etrecord: Path of ``etrecord.bin`` in a program folder. The file maps events to operators.
 
         Raises:
             HostError: See :meth:`write_etdump`.
@@ -209,14 +209,14 @@ def load(
         source: Path or contents of the .pte.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
         machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine``.
-        trace: Trace for each ``ethorch.npu.Machine``.
+        trace: Trace that each ``ethorch.npu.Machine`` records.
         etdump: Whether to record events for ``HostProgram.write_etdump``.
         sources: Function that receives a payload and its compile specs and returns the operator of each command, e.g.
             ``ethorch.vela.artifacts.reader(folder)``. Faults, traces and events then contain operator names.
         budget: Maximum work units for each run of a delegate. See ``ethorch.npu.Machine``.
 
     Raises:
-        EthorchError: ``sources`` does not contain data for this program.
+        EthorchError: ``sources`` has no data for this program.
         ProgramError, PayloadError: The file does not exist, or the file or a delegate is malformed.
         HostError: The method does not exist, or a compiler, a backend or an operator is missing.
     """

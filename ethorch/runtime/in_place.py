@@ -30,7 +30,7 @@ class PersistentInputs:
     """The inputs of a delegate that are persistent buffers.
 
     Attributes:
-        places: For each input number, the offset in planned memory ``SHARED_MEMORY``.
+        places: Input number -> offset in planned memory ``SHARED_MEMORY``.
         size_bytes: Size of planned memory ``SHARED_MEMORY``.
     """
 
@@ -67,7 +67,7 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return a machine and the numbers of the inputs that it reads in place, or None if there are none.
+        """Return a machine and the numbers of the inputs that it reads in place, or None if it cannot read any in place.
 
         Args:
             inputs: Address of each input.

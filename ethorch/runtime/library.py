@@ -133,7 +133,7 @@ def build_library() -> Path:
 
 
 def build_executor() -> Path:
-    """Build the library that runs and measures programs, linked to one copy of ExecuTorch's core."""
+    """Build the library that runs and measures programs, and link it to one copy of ExecuTorch's core."""
     sources, include = Path(__file__).parent / "cpp", _executorch_include()
     core = _find_object_with(_LOAD_PROGRAM)
     return native.build(
@@ -157,7 +157,7 @@ def build_executor() -> Path:
 
 @lru_cache(maxsize=1)
 def load_executor() -> ctypes.CDLL:
-    """Load the C++ library of ``executor`` and ``allocations``.
+    """Load the C++ library that the modules ``executor`` and ``allocations`` use.
 
     Raises:
         HostError: The library cannot be built or loaded.

@@ -1,9 +1,8 @@
-"""Run a program for many samples: CPU operators one sample at a time, and delegates several samples at a time.
+"""Run a stateless program for many samples, simulating each delegate for several samples at a time."""
 
-The runtime runs each sample up to the first delegate, records the delegate's inputs and aborts the run. The simulator then runs the
-delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and continues to the
-next delegate or the end. The program must not have state (see ``keeps_state``).
-"""
+# The runtime runs each sample up to the first delegate, records the delegate's inputs and aborts the run. The simulator then
+# runs the delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and
+# continues to the next delegate or the end.
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
 def keeps_state(description: Method) -> bool:
     """Return True if the result of a call can depend on previous calls.
 
-    This requires writes to constants or buffers, in-place operators, or random numbers.
+    This is the case if the method writes to constants or buffers, or uses in-place operators or random numbers.
     """
     names = [name.partition("::")[2].partition(".")[0] for name in description.operators]
     written = any(value.place is not None and (value.constant or value.place[0] >= SHARED_MEMORY) for value in description.values)
@@ -40,7 +39,7 @@ def keeps_state(description: Method) -> bool:
 
 
 class Paused(Exception):
-    """Raised if a run reaches a delegate whose outputs are not yet available."""
+    """The exception that ends a run at a delegate whose outputs are not yet recorded."""
 
 
 class Recording:
@@ -83,7 +82,7 @@ def run_batch(
     """Run all samples until their results are available.
 
     Args:
-        once: Function that runs the runtime until the sample is paused or finished.
+        once: Function that runs a sample until it pauses at a delegate or finishes.
         payload: Function that returns the payload for a delegate number.
 
     Raises:

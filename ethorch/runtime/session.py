@@ -19,8 +19,8 @@ from ethorch.support.errors import HostError
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
     """Return the methods to load together with ``name``, including ``name``.
 
-    Methods with shared buffers are loaded together, and each other method alone, because tensors of different methods overlap in
-    planned memory.
+    Methods with shared buffers are loaded together. Other methods are loaded individually, because their tensors overlap in planned
+    memory.
     """
     if not _shares(methods[name]):
         return {name: methods[name]}
@@ -34,7 +34,7 @@ def _shares(method: Method) -> bool:
 class Session:
     """The methods of one .pte that are loaded in the runtime.
 
-    All methods are loaded at the same time, because loading a method writes the initial values of buffers.
+    All methods are loaded at the same time, because loading a method resets the shared buffers.
 
     Args:
         machine: Function that creates the machine for each delegate.
@@ -98,7 +98,7 @@ class Session:
         """Run a method inside ``backend.calling``. See :meth:`Executor.execute`.
 
         Raises:
-            HostError: A method of the session is running, because methods share memory.
+            HostError: A method of the session is already running. Methods share memory, so calls cannot be nested.
         """
         if self._running is not None:
             raise HostError(

@@ -1,4 +1,4 @@
-"""Run the methods of a .pte in ExecuTorch's Python bindings and record events. Requires torch."""
+"""Run the methods of a .pte with ExecuTorch's Python bindings, which require torch, and record events."""
 
 from __future__ import annotations
 

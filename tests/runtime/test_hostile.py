@@ -82,7 +82,7 @@ def test_argument_kinds_are_checked_before_a_kernel_sees_them(incumbent):
     args = struct.pack(f"<{len(call.args)}i", *call.args)
     swapped = struct.pack(f"<{len(call.args)}i", call.args[2], *call.args[1:])
     assert data.count(args) == 1
-    with pytest.raises(ProgramError, match=r"quantize_per_tensor.out .*argument 0: expected tensor, got int"):
+    with pytest.raises(ProgramError, match=r"quantize_per_tensor.out .*expected tensor as argument 0, got int"):
         runtime.load(data.replace(args, swapped), machine=Stub)
 
 
