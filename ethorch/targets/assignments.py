@@ -20,7 +20,7 @@ _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNOREC
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """Convert ``FIELD=VALUE`` assignments to a dict of settings.
 
-    VALUE is TOML, or a string if it is not valid TOML. ``modules.head=float`` sets one entry of a table.
+    VALUE is parsed as TOML. If this fails, it is a string. ``modules.head=float`` sets one entry of a table.
 
     Raises:
         SpecError: An assignment is malformed, a field is unknown, or a field is set to two values.
@@ -31,11 +31,11 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         field, dot, entry = key.strip().partition(".")
         if not equals or (dot and not entry):
-            raise SpecError(f"--set is {word!r}; expected FIELD=VALUE, such as arena=64K or modules.head=float.")
+            raise SpecError(f"--set {word!r}: expected FIELD=VALUE, such as arena=64K or modules.head=float.")
         if field not in names:
             raise unknown_name("setting", field, names)
         if dot and field not in TABLES:
-            raise SpecError(f"--set is {word!r}, but {field} is not a table of settings. Use {' or '.join(TABLES)}.")
+            raise SpecError(f"--set {word!r}: expected a setting that is a table ({' or '.join(TABLES)}), got {field}.")
         value = _parse_value(text.strip())
         if not dot:
             if field in changes and changes[field] != value:
@@ -75,9 +75,9 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, text = word.partition("=")
         values = [part.strip() for part in text.split(",") if part.strip()]
         if not equals or not values:
-            raise SpecError(f"--vary is {word!r}; expected FIELD=A,B,C, such as scheme=int8,a16w8.")
+            raise SpecError(f"--vary {word!r}: expected FIELD=A,B,C, such as scheme=int8,a16w8.")
         if name in axes:
-            raise SpecError(f"--vary varies {name} twice. List all values in one --vary.")
+            raise SpecError(f"{name} occurs in two --vary options. List all its values in one option.")
         axes[name] = list(TARGETS) if (name, values) == ("target", ["all"]) else values
     return axes
 
@@ -87,7 +87,7 @@ def parse_latency(text: str) -> float:
     match = _LATENCY.fullmatch(text.strip())
     number = 0.0 if match is None else float(match["number"])
     if match is None or number <= 0:
-        raise SpecError(f"--latency is {text!r}; expected milliseconds, such as 5ms, or inferences per second, such as 30fps.")
+        raise SpecError(f"--latency {text!r}: expected milliseconds, such as 5ms, or inferences per second, such as 30fps.")
     return 1000 / number if match["unit"].lower() == "fps" else number
 
 

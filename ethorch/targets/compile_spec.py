@@ -55,13 +55,13 @@ SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 
 
 class ArmCompileSpec:
-    """Base class of compile specs. Implements debug output and the conversion to and from lists.
+    """The base class of compile specs, with debug output and conversion to and from lists.
 
     Subclasses define ``_own_items``, ``_from_items`` and ``_OUTPUT_FORMAT``, which identifies the class in a list.
     """
 
     class DebugMode(enum.Enum):
-        """The debug information: ``JSON`` writes ``debug.json``, and ``TOSA`` adds source locations to ``.tosa`` files."""
+        """The kinds of debug information. ``JSON`` writes ``debug.json``, and ``TOSA`` adds source locations to ``.tosa`` files."""
 
         JSON = 1
         TOSA = 2
@@ -98,7 +98,7 @@ class ArmCompileSpec:
     def set_pass_pipeline_config(self, config: Any) -> None:
         """Warn that the call has no effect, because ethorch has no pass pipeline."""
         warnings.warn(
-            "set_pass_pipeline_config() has no effect: ethorch lowers in one walk and has no pass pipeline.",
+            "set_pass_pipeline_config() has no effect, because ethorch has no pass pipeline.",
             UserWarning,
             stacklevel=2,
         )
@@ -106,7 +106,7 @@ class ArmCompileSpec:
     def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
         """Warn that the call has no effect, because outputs always keep the program's order. Return the spec."""
         warnings.warn(
-            "set_output_order_workaround() has no effect: outputs always keep the program's order.",
+            "set_output_order_workaround() has no effect, because outputs always keep the program's order.",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -117,9 +117,9 @@ class ArmCompileSpec:
         return False
 
     def to_list(self) -> list[CompileSpec]:
-        """Return the spec as ExecuTorch's list of CompileSpecs.
+        """Return the spec as a list of ExecuTorch's CompileSpecs.
 
-        Each item has the attribute ``from_ethorch``, because ``executorch.backends.arm`` has backends with ethorch's names.
+        Each item has the attribute ``from_ethorch``, because backends of ``executorch.backends.arm`` have the same names.
 
         Raises:
             SpecError: Debug information is requested, but no folder is set.
@@ -132,7 +132,7 @@ class ArmCompileSpec:
         return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
-        """Return the keys and values of ``to_list``, without importing ExecuTorch. Raise SpecError like ``to_list``."""
+        """Return the keys and values of ``to_list`` without importing ExecuTorch. Raise the same errors as ``to_list``."""
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
                 "dump_debug_info() requires a folder. Call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
@@ -145,7 +145,7 @@ class ArmCompileSpec:
         return [(key, value.encode()) for key, value in items.items()]
 
     def publish(self: SpecT) -> SpecT:
-        """Return a copy for the .pte, without the artifact folder and the debug mode. Raise SpecError like ``to_list``."""
+        """Return a copy for the .pte, without the artifact folder and the debug mode. Raise the same errors as ``to_list``."""
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
         return public
@@ -167,14 +167,14 @@ class ArmCompileSpec:
         items: dict[str, str] = {}
         for key, value in pairs:
             if key in items:
-                raise SpecError(f"compile spec list contains {key!r} twice.")
+                raise SpecError(f"the compile spec list contains {key!r} twice.")
             try:
                 items[key] = value if isinstance(value, str) else value.decode()
             except UnicodeDecodeError:
-                raise SpecError(f"compile spec {key!r} is not text: {value[:32]!r}.") from None
+                raise SpecError(f"expected text as compile spec {key!r}, got {value[:32]!r}.") from None
         kinds = {name: kind for name, kind in ArmCompileSpec._KINDS.items() if issubclass(kind, cls)}
         if (kind_name := items.pop(_FORMAT, None)) is None:
-            raise SpecError(f"compile spec list has no {_FORMAT!r}; it contains {', '.join(sorted(items)) or 'no keys'}.")
+            raise SpecError(f"the compile spec list has no {_FORMAT!r}; it contains {', '.join(sorted(items)) or 'no keys'}.")
         if kind_name not in kinds:
             raise unknown_name(f"{_FORMAT} for {cls.__name__}", kind_name, kinds)
         path, mode = items.pop(_ARTIFACTS, None), items.pop(_DEBUG, None)
@@ -183,8 +183,8 @@ class ArmCompileSpec:
             del items[key]
         if _PLACEMENTS in items:
             raise SpecError(
-                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores both in the .pte. Remove it from "
-                "the compile spec."
+                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores both in the .pte. Remove this key "
+                "from the compile spec."
             )
         if items:
             raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _CONFIG, _ARTIFACTS, _DEBUG))
@@ -197,7 +197,7 @@ class ArmCompileSpec:
             return spec
         if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
             return cls.from_list(spec)
-        raise SpecError(f"expected {cls.__name__} or its to_list(), got {type(spec).__name__}: {spec!r:.80}.")
+        raise SpecError(f"expected {cls.__name__} or its to_list(), got {type(spec).__name__} {spec!r:.80}.")
 
     def _own_items(self) -> dict[str, str]:
         raise NotImplementedError
@@ -221,14 +221,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         extra_flags: Additional Vela command-line flags, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size with at most
-            0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, exceeded only if Vela's smallest arena
-            exceeds it. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
+            0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, which is exceeded only if Vela's
+            smallest arena is larger. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
         resident_bytes: Maximum growth of the arena in bytes for the pass ``resident-weights``, which copies weights that are read
             several times per call.
-        config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
+        config_text: Contents of an ini file that replaces ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
-        verify: Whether to run each compiled delegate on random inputs in the simulator, and to insert copies if its results differ
-            from its TOSA graph (``ethorch.vela.repair``).
+        verify: Whether to compare each delegate in the simulator with the TOSA reference on random inputs, and to insert copies
+            if results differ (``ethorch.vela.repair``).
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
             names of passes.
 
@@ -289,7 +289,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
                 f"system config {shorten(self.system_config)} describes an NPU other than {self.target.name}. Clock, bandwidths "
-                f"and cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
+                f"and cycle estimates are those of the other NPU. The default is {self.target.default_system_config!r}.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -334,7 +334,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def arena_cache_bytes(self) -> int:
-        """The arena limit passed to Vela in bytes: ``--arena-cache-size``, the memory mode's size, or the NPU's address range."""
+        """The arena limit for Vela in bytes: ``--arena-cache-size``, the memory mode's size, or the NPU's address range."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
             if size is not None:
                 return size
@@ -342,7 +342,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """The equivalent Vela command line. ``config_text`` is represented by the name of an ini file."""
+        """The flags of the equivalent Vela command line. An ini file name represents ``config_text``."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():
@@ -359,7 +359,8 @@ class EthosUCompileSpec(ArmCompileSpec):
     def publish(self) -> EthosUCompileSpec:
         """Return a copy for the .pte.
 
-        It omits artifact folder, debug mode, folders of ini files, flags without effect, ``verify`` and ``resident_bytes``.
+        The copy omits the artifact folder, the debug mode, folders of ini files, flags without effect, ``verify`` and
+        ``resident_bytes``.
         """
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()
@@ -390,7 +391,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         flags = parse_flags(items.pop(_FLAGS, ""))
         name = items.pop(_TARGET, None) or flags.get("--accelerator-config")
         if name is None:
-            raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
+            raise SpecError(f"the compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
         text = items.pop(_CONFIG, None)
         *files, ini = flags.pop("--config", [DEFAULT_INI])
         if text is not None:  # the file in the flags may not exist
@@ -415,7 +416,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
 
 def parse_passes(stream: str) -> frozenset[str]:
-    """Return the passes of the setting ``stream``. Raise SpecError for unknown names."""
+    """Return the stream passes that the setting ``stream`` selects. Raise SpecError if a name is unknown."""
     if stream in (OPTIMIZED, VELA):
         return frozenset(PASSES) if stream == OPTIMIZED else frozenset()
     names = frozenset(name.strip() for name in stream.split(",")) if isinstance(stream, str) else frozenset({stream})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ArmCompileSpecBuilder:
-    """A builder for compile spec lists. Call a method for the target, then ``build()``."""
+    """A builder for compile spec lists. Call ``ethosu_compile_spec()`` or ``tosa_compile_spec()``, then ``build()``."""
 
     def __init__(self) -> None:
         self._spec: ArmCompileSpec | None = None
@@ -31,11 +31,11 @@ class ArmCompileSpecBuilder:
         extra_flags: str | Sequence[str] | None = None,
         config_ini: str | None = DEFAULT_INI,
     ) -> ArmCompileSpecBuilder:
-        """Compile for an Ethos-U NPU. See ``EthosUCompileSpec``."""
+        """Select an Ethos-U NPU as the target. See ``EthosUCompileSpec``."""
         return self._with(EthosUCompileSpec(target, system_config, memory_mode, extra_flags, config_ini))
 
     def tosa_compile_spec(self, tosa_spec: str | TosaSpecification) -> ArmCompileSpecBuilder:
-        """Compile to TOSA flatbuffers. See ``TosaCompileSpec``."""
+        """Select TOSA flatbuffers as the target. See ``TosaCompileSpec``."""
         return self._with(TosaCompileSpec(tosa_spec))
 
     def _with(self, spec: ArmCompileSpec) -> ArmCompileSpecBuilder:

@@ -19,8 +19,8 @@ class CpuOperator(NamedTuple):
 
     Attributes:
         rate: Key of ``ethorch.figures.RATES``.
-        has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. If it reads two tensors, their shapes must be
-            equal.
+        has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. If the kernel reads two tensors, their shapes
+            must be equal.
     """
 
     rate: str

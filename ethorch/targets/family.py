@@ -18,7 +18,7 @@ class Family:
         tosa_extensions: Supported TOSA extensions, as in ExecuTorch 1.4.1 (backends/arm/ethosu/compile_spec.py).
         default_system_config, default_memory_mode: Default sections of Vela's vela.ini. Source: see ``tosa_extensions``.
         address_bits: Address width of the memory ports (Vela's axi_port_address_width).
-        port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
+        port_bytes: Bytes that a port transfers per memory cycle (Vela's axi_port_bytes_per_cycle).
         limits: Limits in Vela 5.2, keyed by TOSA operator.
     """
 

@@ -1,4 +1,4 @@
-"""Methods compiled from one model for several input shapes, recorded in a constant method of the .pte."""
+"""A record of the methods that are compiled from one model for several input shapes, stored in the .pte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Read the selection that a program records. Return None if there is none."""
+        """Return the selection that a program records, or None if the program does not record one."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None
@@ -69,7 +69,7 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Return a copy with padded axes in NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
+        """Return a copy for inputs and outputs in NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
             return tuple((number, nhwc_axis(axis, ranks[number]), step) for number, axis, step in places)
@@ -78,7 +78,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the name of the smallest method that accepts inputs of these shapes, padded if needed, or None."""
+        """Return the name of the smallest method that accepts inputs of these shapes after padding, or None if there is none."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:
@@ -108,7 +108,7 @@ class Selection:
         return padded_inputs
 
     def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Crop the outputs to the sizes that correspond to unpadded inputs, whose shapes are ``shapes``."""
+        """Crop the outputs to the sizes that correspond to the unpadded inputs. ``shapes`` contains the shapes of these inputs."""
         cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))

@@ -1,4 +1,4 @@
-"""User settings of a program, combined in one value and stored with the .pte."""
+"""The settings of a program, which are stored with the .pte."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
 
 
 def shapes_from(description: Any) -> tuple[Shapes, ...]:
-    """Return the input shapes of each method.
+    """Parse the input shapes of one or several methods.
 
     Args:
-        description: A string such as ``"1x64x32,1x64"``, or a sequence with an entry for each method: such a string, a sequence of
-            shapes, or the shape of a single input.
+        description: Shapes for one method, as a string such as ``"1x64x32,1x64"``, or a sequence with one entry for each method. An
+            entry is a string of this form, a sequence of shapes, or the shape of a single input.
 
     Raises:
         SpecError: The description is malformed, a size is not in 1..2**31-1, or two methods have the same shapes.
@@ -154,16 +154,16 @@ class Settings:
     """The target and the options of a compilation.
 
     Attributes:
-        target: Name of the NPU, see ``ethorch targets``. Default: the board's first NPU, or ``ethos-u55-128``.
-        scheme: Quantization scheme of the model: one of SCHEMES, or a ``QuantizationConfig``, which is saved as ``custom``.
+        target: Name of the NPU (see ``ethorch targets``). Default: the board's first NPU, or ``ethos-u55-128``.
+        scheme: Quantization scheme of the model, either one of SCHEMES or a ``QuantizationConfig``, which is saved as ``custom``.
         modules: Schemes, keyed by submodule name or by FX name of an operator. The scheme ``float`` keeps operators on the CPU.
-        io: Type of inputs and outputs that are float in the model: one of IO_TYPES.
+        io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
         partition: Operators on the NPU: ``npu`` (all supported ones), ``cpu-matmul`` (all except products of two int8 activations)
-            or ``cost`` (the partition that is estimated to be faster, see ``ethorch.figures.RATES``). With ``cpu-matmul``,
-            ExecuTorch's ``cortex_m`` library computes these products. A program's settings contain the selected partition.
-        shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the shapes of the example inputs. A call
+            or ``cost`` (the faster of these two by estimate, see ``ethorch.figures.RATES``). With ``cpu-matmul``, ExecuTorch's
+            ``cortex_m`` library computes these products. A program's settings contain the selected partition.
+        shapes: Input shapes of each method (see ``shapes_from``). Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
@@ -171,21 +171,21 @@ class Settings:
         arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (any size), or a
             limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
-            times per call; the NPU copies these weights at the start of the call. ``flash`` follows the memory mode, with at most
-            32 KiB of copies. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto`` uses SRAM for all or some
-            weights if this saves cycles and meets the RAM limit.
-        ram, flash: Limits of the whole application in bytes. Default: the board's.
-        latency_ms: Limit of the estimated inference time in milliseconds.
+            times per call; the NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
+            defines, and copies at most 32 KiB of weights. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto``
+            uses SRAM for all or some weights if this saves cycles and meets the RAM budget.
+        ram, flash: Budgets of the whole application in bytes. Default: the board's RAM and flash.
+        latency_ms: Budget of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR of each output relative to the float model.
-        board: Name of a board, see ``ethorch boards``, or path of a TOML file. The board defines targets, clocks, memories, and
-            limits of RAM and flash.
+        board: Name of a board (see ``ethorch boards``), or path of a TOML file. The board defines targets, clocks, memories, and
+            the default budgets of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on random inputs and calibration samples.
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
             names of passes.
-        share_weights: Whether methods share equal constants. Such constants are stored as named data, which requires firmware with
-            the delegate of ethorch or of ExecuTorch 1.5.
+        share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires firmware
+            with the delegate of ethorch or of ExecuTorch 1.5.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
-            writes it to the folder. Compilation then uses ExecuTorch's slower lowering.
+            writes it to the program's folder. With an ETRecord, compilation uses ExecuTorch's slower lowering.
         samples: Data for commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
             (per channel, of images in 0..1), and ``weights`` (a file with the state dict).
 
@@ -267,7 +267,7 @@ class Settings:
                 raise SpecError(f"{name} is {shorten(getattr(self, name))}; expected {expected}.")
         if not isinstance(self.modules, Mapping) or not all(isinstance(x, str) for entry in self.modules.items() for x in entry):
             raise SpecError(
-                f"modules is {shorten(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'."
+                f"modules is {shorten(self.modules)}; expected a table with a scheme for each submodule, such as head = 'a16w8'."
             )
         flags = self.vela_flags
         if not isinstance(self.scheme, str) and not hasattr(self.scheme, "get_weight_qspec"):
@@ -302,20 +302,20 @@ class Settings:
 
     @property
     def ram_limit(self) -> int | None:
-        """The RAM limit of the application in bytes: ``ram``, or else the board's RAM. None if neither is set."""
+        """The RAM budget of the application in bytes: ``ram`` if set, otherwise the board's RAM. None if neither is set."""
         return self.described.ram_bytes if self.ram is None and self.described is not None else self.ram
 
     @property
     def flash_limit(self) -> int | None:
-        """The flash limit of the application. See ``ram_limit``."""
+        """The flash budget of the application. See ``ram_limit``."""
         return self.described.flash_bytes if self.flash is None and self.described is not None else self.flash
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The compile spec for these settings. ``auto`` in ``constants`` is treated as 0.
+        """The compile spec for these settings. If ``constants`` is ``auto``, the spec does not copy weights to the arena.
 
         Raises:
-            SpecError: The target does not support the settings, or ``auto`` is used without a RAM limit.
+            SpecError: The target does not support the settings, or ``auto`` is used without a RAM budget.
         """
         if self.constants == AUTO and self.ram_limit is None:
             raise SpecError("constants='auto' requires a RAM limit. Use ram (--ram), a board (--board), or constants='sram'.")
@@ -358,7 +358,7 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Create settings from some or all keys of ``to_json``. Raise SpecError if a key is unknown or a value is invalid."""
         if not isinstance(data, Mapping):
-            raise SpecError(f"the settings are {shorten(data)}; expected a table of settings by name.")
+            raise SpecError(f"expected a table of settings, got {shorten(data)}.")
         names = [entry.name for entry in fields(cls)]
         for key in data:
             if key not in names:
@@ -366,14 +366,17 @@ class Settings:
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with changed fields, ignoring None. A new board without a target selects the board's first NPU."""
+        """Return a copy with changed fields. None leaves a field unchanged.
+
+        A new board without a target selects the board's first NPU.
+        """
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:
-        """Convert to TOML. Default values are omitted, except target and scheme.
+        """Return the settings as TOML. Default values are omitted, except target and scheme.
 
         Args:
             board: Name of the board file in the folder of the settings file. Default: the setting ``board``.
@@ -386,7 +389,7 @@ class Settings:
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the settings", folder: Path | None = None) -> Settings:
-        """Parse a TOML text.
+        """Parse settings in TOML.
 
         Args:
             name: File name in error messages.
@@ -413,7 +416,7 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read a TOML file. Its folder is searched first for the board file.
+        """Read settings from a TOML file. Its folder is searched first for the board file.
 
         Raises:
             SpecError, BoardError: See ``from_toml``.

@@ -29,7 +29,7 @@ class TosaTarget:
 
 
 class TosaCompileSpec(ArmCompileSpec):
-    """A compile spec for TOSA flatbuffers that another tool compiles.
+    """A compile spec that produces TOSA flatbuffers, for compilation by another tool.
 
     Raises:
         SpecError: The text is not a TOSA specification.
@@ -43,7 +43,7 @@ class TosaCompileSpec(ArmCompileSpec):
 
     @property
     def target(self) -> TosaTarget:
-        """The target. It has no limits except for omitted extensions. ``u55`` adds the limits of Ethos-U55."""
+        """The specification as a target. Its only limits are omitted extensions and, with ``u55``, the limits of Ethos-U55."""
         family = "u55" if self.tosa_spec.is_U55_subset else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):

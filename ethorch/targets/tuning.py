@@ -1,4 +1,4 @@
-"""The fastest forms of equivalent TOSA operators for each NPU family. Results differ by at most the last bit.
+"""The fastest of several equivalent TOSA forms for each NPU family. The forms' results differ by at most the last bit.
 
 ``docs/measurements.md`` contains the cycles that ``python -m bench.tuning`` measured.
 """
@@ -24,7 +24,7 @@ class RowCost:
     short_bytes: int
 
     def of(self, first: int, second: int, inner_bytes: int) -> float:
-        """Return the minimum cycles per row to transpose [first, second, inner_bytes]."""
+        """Return the minimum cycles per row of a TRANSPOSE from [first, second, inner_bytes] to [second, first, inner_bytes]."""
         narrow = self.narrow_cycles / min(first, second) ** 2
         short = inner_bytes < self.short_bytes
         uneven = max(self.tall_cycles * first / second, self.wide_cycles * second / first) if short else 0.0
@@ -33,7 +33,7 @@ class RowCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TransposeCost:
-    """The cost of a TRANSPOSE, split into steps that exchange two adjacent blocks of axes, or as a single Vela operation."""
+    """The cost of a TRANSPOSE, either as one Vela operation or as steps that each exchange two adjacent blocks of axes."""
 
     #: Cycles per byte in a step.
     cycles_per_byte: float

@@ -29,7 +29,7 @@ class Flag:
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in allowed:
-            raise ValueError(f"allowed: {', '.join(allowed)}")
+            raise ValueError(f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0])
         return text
 
     return read
@@ -37,7 +37,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
     def read(text: str) -> int:
-        allowed = f"allowed: an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
+        allowed = f"an integer of at least {low}" + (f" and at most {high}" if high is not None else "")
         try:
             value = int(text)
         except ValueError:
@@ -52,7 +52,7 @@ def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
 def _alignment(text: str) -> int:
     value = _integer(16)(text)
     if value & (value - 1):
-        raise ValueError("allowed: a power of two of at least 16")
+        raise ValueError("a power of two of at least 16")
     return value
 
 
@@ -62,7 +62,7 @@ def _softmax_range(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 65535:
-        raise ValueError("allowed: a number above 0 and below 65535")
+        raise ValueError("a number above 0 and below 65535")
     return value
 
 
@@ -141,7 +141,7 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
         if not isinstance(entry, str):
-            raise SpecError(f"extra_flags has {shorten(entry)} of type {type(entry).__name__}; expected strings.")
+            raise SpecError(f"extra_flags contains {shorten(entry)} of type {type(entry).__name__}; expected strings.")
         try:
             value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
             words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
@@ -153,17 +153,17 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not name.startswith("-"):
             raise SpecError(
-                f"extra_flags: {shorten(word)} is neither a flag nor a flag's value. Remove the network's file name: "
-                "ethorch passes the graph to Vela."
+                f"extra_flags: {shorten(word)} is neither a flag nor a flag's value. If it is the network's file name, remove it, "
+                "because ethorch passes the graph to Vela."
             )
         flag = FLAGS.get(name)
         if flag is None:
             raise unknown_name("Vela flag", name, (flag_name for flag_name, row in FLAGS.items() if not row.refused))
         if flag.refused:
-            raise SpecError(f"extra_flags: {name} is not supported: {flag.refused}.")
+            raise SpecError(f"extra_flags: {name} is not supported, because {flag.refused}.")
         if flag.read is None:
             if equals:
-                raise SpecError(f"extra_flags: {name} is a switch without a value, got {shorten(text)}.")
+                raise SpecError(f"extra_flags: {name} does not accept a value, got {shorten(text)}.")
             values[name] = True
             continue
         argument = text if equals else next(rest, "")
@@ -172,7 +172,7 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
         try:
             read = flag.read(argument)
         except ValueError as error:
-            raise SpecError(f"extra_flags: {name} {shorten(argument)}: {error}.") from None
+            raise SpecError(f"extra_flags: {name} is {shorten(argument)}; expected {error}.") from None
         if name == "--config":
             values.setdefault(name, []).append(read)
         else:

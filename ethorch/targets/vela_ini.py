@@ -1,4 +1,4 @@
-"""System configurations and memory modes in Vela's ini files."""
+"""System configurations and memory modes from Vela's ini files."""
 
 from __future__ import annotations
 
@@ -86,13 +86,15 @@ class VelaConfig:
         for port in ("axi0_port", "axi1_port"):
             memory = self._get(_SYSTEM + system_config, port, "")
             if memory not in _MEMORIES:
-                raise SpecError(f"system config {system_config!r} {where}: {port}={memory!r} is not one of {', '.join(_MEMORIES)}.")
+                raise SpecError(
+                    f"system config {system_config!r} {where}: expected {port} to be one of {', '.join(_MEMORIES)}, got {memory!r}."
+                )
             ports[port.removesuffix("_port")] = memory
         chosen = {}
         for area in _ALLOWED:
             port = self._get(_MEMORY + memory_mode, area, "").lower()
             if port not in ports:
-                raise SpecError(f"memory mode {memory_mode!r} {where}: {area}={port!r} is not Axi0 or Axi1.")
+                raise SpecError(f"memory mode {memory_mode!r} {where}: expected {area} to be Axi0 or Axi1, got {port!r}.")
             chosen[area] = ports[port]
         constants_in_sram = set(chosen.values()) == {"Sram"}
         if constants_in_sram:
@@ -101,16 +103,16 @@ class VelaConfig:
             if memory not in _ALLOWED[area]:
                 raise SpecError(
                     f"memory mode {memory_mode!r} with system config {system_config!r} {where}: {area} is {memory}, "
-                    f"but Vela requires {' or '.join(_ALLOWED[area])}. Use another memory mode of "
-                    f"{', '.join(self.memory_modes)}, or another system config."
+                    f"but Vela requires {' or '.join(_ALLOWED[area])}. Use another memory mode "
+                    f"({', '.join(self.memory_modes)}), or another system config."
                 )
         size = self._get(_MEMORY + memory_mode, "arena_cache_size", "")
         clock_hz = self._number(_SYSTEM + system_config, "core_clock", "")
         cache_bytes = int(self._number(_MEMORY + memory_mode, "arena_cache_size", "", int)) if size else None
         if not clock_hz > 0 or (cache_bytes is not None and cache_bytes < 0):
             raise SpecError(
-                f"{system_config!r} with {memory_mode!r} {where}: core_clock={clock_hz}, arena_cache_size="
-                f"{size or None}; expected a positive clock and a size of at least 0."
+                f"{system_config!r} with {memory_mode!r} {where}: expected a positive core_clock and an arena_cache_size of at "
+                f"least 0, got {clock_hz} and {size or None}."
             )
         areas = (chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"])
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
@@ -167,7 +169,7 @@ class VelaConfig:
                 names = [other.removeprefix(f"{kind}.") for other in self.sections if other.startswith(f"{kind}.")]
                 raise unknown_name(kind.replace("_", " ").lower(), name, names)
             if values is None:
-                raise SpecError(f"section {seen[-1]!r} in {', '.join(self.names)} inherits from unknown {section!r}.")
+                raise SpecError(f"section {seen[-1]!r} in {', '.join(self.names)} inherits from the unknown section {section!r}.")
             if key in values:
                 return values[key]
             if "inherit" not in values:
@@ -247,4 +249,4 @@ def find_shipped_root() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (root := Path(folder) / "config_files").is_dir():
             return root
-    raise SpecError("Vela is not installed: pip install 'ethos-u-vela>=5.1'.")
+    raise SpecError("Vela is not installed. Run pip install 'ethos-u-vela>=5.1'.")

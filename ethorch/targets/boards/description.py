@@ -26,7 +26,7 @@ class Sourced:
     """A table of a board file.
 
     Attributes:
-        sources: Source of each number, keyed by name. It starts with ``assumed`` if the number is unpublished.
+        sources: Source of each number, keyed by name. The source of an unpublished number starts with ``assumed``.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
@@ -45,7 +45,7 @@ class Cpu(Sourced):
         dcache_bytes, icache_bytes: Cache sizes. 0 if the CPU has no cache.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC lines.
-        vector_table: Address of the vector table at reset.
+        vector_table: Address of the vector table after a reset.
     """
 
     core: str
@@ -65,8 +65,8 @@ class Memory(Sourced):
         name: User-defined name, e.g. ``sram`` or ``ddr``.
         kind: One of MEMORY_KINDS.
         aliases: Other base addresses of the same memory, e.g. secure and non-secure.
-        npu_ports: NPU ports connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
-        bytes_per_second: Peak bandwidth of NPU accesses. This and the following values are None if unknown.
+        npu_ports: NPU ports that are connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
+        bytes_per_second: Peak bandwidth of NPU accesses. This and the attributes below are None if they are unknown.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.
         outstanding: Maximum number of outstanding NPU requests.
@@ -123,7 +123,7 @@ class NpuSlot(Sourced):
         macs: Possible numbers of multiply-accumulates per cycle.
         base, aliases: Addresses of the registers.
         interrupt: NVIC line, not including the 16 system exceptions.
-        constants, feature_maps, staging: Names of the memories for weights, feature maps and fast scratch memory. If empty,
+        constants, feature_maps, staging: Names of the memories for weights, feature maps and staged data. If a name is empty,
             ``ethorch.targets.boards.memory_roles`` selects the memory.
     """
 
@@ -165,7 +165,7 @@ class Board(Sourced):
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """The target names of all NPUs. The first one is the default."""
+        """The target names of all NPUs, starting with the default."""
         return tuple(target for slot in self.npus for target in slot.targets)
 
     @property

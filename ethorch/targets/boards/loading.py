@@ -1,7 +1,6 @@
-"""Load boards from TOML files: built-in boards by name, user-defined boards by path.
+"""Load boards from TOML files: built-in boards by name, and user-defined boards by path.
 
-The tables are ``[cpu]``, ``[[memory]]``, ``[uart]`` and ``[[npu]]``. Every number requires a source, which can be ``assumed``. See
-docs/guides/virtual-board.md for an example.
+Every number requires a source, which can be ``assumed``. docs/guides/virtual-board.md contains an example.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _load(path: Path) -> Board:
     except (OSError, ValueError) as error:  # ValueError if the path contains a zero byte
         raise BoardError(f"cannot read the board {shorten(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > MOST_FILE_BYTES:
-        raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; expected a few thousand.")
+        raise BoardError(f"the board file {path} has more than {MOST_FILE_BYTES} bytes; expected a few thousand.")
     return parse(content, str(path), path)
 
 

@@ -90,12 +90,12 @@ MEASURED: tuple[Measured, ...] = (
 
 @dataclass(frozen=True)
 class Unestimated:
-    """A published measurement that cannot be estimated, because the network or the conditions are not available.
+    """A published measurement without an estimate, because the network or the conditions are not available.
 
     Attributes:
-        where: Board, or FVP.
+        where: Name of the board, or ``FVP``.
         figure: Published value.
-        why: Missing information.
+        why: Information that an estimate would require.
     """
 
     network: str
@@ -146,7 +146,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 def in_order(rows: Iterable[Measured]) -> bool:
     """Return True if measurements and estimates rank the networks of each board in the same order.
 
-    The median represents repeated measurements.
+    Repeated measurements of a network are represented by their median.
     """
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
@@ -161,11 +161,11 @@ def in_order(rows: Iterable[Measured]) -> bool:
 
 @dataclass(frozen=True)
 class Spread:
-    """The range of the ratio of measured to estimated time.
+    """The range of the ratios between measured and estimated times.
 
     Attributes:
         count: Number of measurements.
-        of: ``this board`` or ``boards with silicon``.
+        of: Measured boards: ``this board`` or ``boards with silicon``.
     """
 
     low: float

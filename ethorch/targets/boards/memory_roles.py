@@ -1,4 +1,4 @@
-"""Roles of a board's memories, and the matching Vela configuration as ini text."""
+"""Roles of a board's memories, and the corresponding Vela configuration as ini text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Roles:
     Attributes:
         constants: Memory for weights and command streams.
         feature_maps: Memory for the scratch region.
-        staging: Memory for the NPU's fast scratch region. It is ``feature_maps`` unless data is staged.
+        staging: Memory for staged data, or ``feature_maps`` if no data is staged.
     """
 
     constants: Memory
@@ -45,8 +45,8 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Select the memories for an NPU.
 
     If no memory mode is passed, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash, DRAM or SRAM, in this order, and feature maps in the largest SRAM. If weights are in DRAM on U65 or U85, feature maps are
-    also in DRAM and are staged through the SRAM.
+    flash, DRAM or SRAM, in this order of preference, and feature maps are in the largest SRAM. If weights are in DRAM on U65 or
+    U85, feature maps are also in DRAM and are staged through the SRAM.
 
     Args:
         memory_mode: Memory mode that overrides the slot's memories.

@@ -69,7 +69,7 @@ def text(value: Any) -> str:
 def name(value: Any) -> str:
     """Check that the value has at most 40 lowercase letters, digits, ``-``, ``_`` and ``.``, and starts with a letter or digit."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.\-]{0,39}", value):
-        raise ValueError("a name of at most 40 lower-case letters, digits, '-', '_' and '.', starting with a letter or digit")
+        raise ValueError("a name of at most 40 lower-case letters, digits, '-', '_' and '.' that starts with a letter or digit")
     return value
 
 
@@ -85,7 +85,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a check that accepts a list of at least ``least`` distinct values that ``of`` accepts."""
+    """Return a check that accepts a list of distinct values. ``of`` checks each value, and ``least`` is the minimum length."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
@@ -132,7 +132,7 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Check a table and return its converted values. Absent optional keys are omitted.
 
-        Each number requires a source: the table's ``source``, or a key in ``sources``. The result contains all in ``sources``.
+        Each number requires a source: the table's ``source``, or an entry of ``sources``. The result contains them in ``sources``.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
