@@ -40,7 +40,7 @@ class ArmCompileSpecBuilder:
 
     def _with(self, spec: ArmCompileSpec) -> ArmCompileSpecBuilder:
         if self._spec is not None:
-            raise SpecError("this ArmCompileSpecBuilder already has a target; use a new one for another target.")
+            raise SpecError("this ArmCompileSpecBuilder already has a target. Create a new builder for another target.")
         self._spec = spec
         return self
 

@@ -171,7 +171,7 @@ class Settings:
         arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (any size), or a
             limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
-            times per call; the NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
+            times per call. The NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
             defines, and copies at most 32 KiB of weights. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto``
             uses SRAM for all or some weights if this saves cycles and meets the RAM budget.
         ram, flash: Budgets of the whole application in bytes. Default: the board's RAM and flash.

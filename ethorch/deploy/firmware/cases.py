@@ -1,4 +1,4 @@
-"""Self-test cases with inputs and the outputs that ExecuTorch's runtime computes on the host."""
+"""Self-test cases: inputs, and the outputs that ExecuTorch's runtime computes from them on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.support.errors import HostError
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the self-test, after a reset of the state if ``reset`` is set."""
+    """A call of the self-test. If ``reset`` is set, the state is reset before the call."""
 
     method: str
     inputs: Sequence[Any]
@@ -68,7 +68,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
-    """Return the bytes of all distinct cases and the offset of each case."""
+    """Concatenate the bytes of all distinct cases. Return them and the offset of each case."""
     data, offset_by_content = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:

@@ -40,7 +40,7 @@ class Blob:
 
 
 def blob(symbol: str, section: str, content: bytes) -> Blob:
-    """Return a Blob whose content is padded to a multiple of 16 bytes."""
+    """Create a Blob whose content is padded to a multiple of 16 bytes."""
     return Blob(symbol, f"{symbol}.bin", section, content + bytes(-len(content) % 16))
 
 

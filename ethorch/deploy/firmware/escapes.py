@@ -10,7 +10,7 @@ _LINKER_WORDS = {"ORIGIN", "ORG", "O", "LENGTH", "LEN", "L", "MEMORY", "SECTIONS
 
 
 def line(value: object) -> str:
-    """Return text for a line comment. Nonprintable characters become spaces, and backslashes slashes."""
+    """Return text for a line comment. Nonprintable characters become spaces, and backslashes become slashes."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(value)).replace("\\", "/").split())
 
 

@@ -52,11 +52,11 @@ class Firmware:
     Attributes:
         files: Paths relative to ``folder``.
         target: NPU of the program.
-        board: Board that determines the memory layout and the self-test.
-        sizes: Bytes by name: ``arena``, ``fast`` (staging memory), ``tensors``, ``weights``, ``commands``, ``constants``.
+        board: Name of the board that determines the memory layout and runs the self-test.
+        sizes: Bytes of ``arena``, ``fast`` (staging memory), ``tensors``, ``weights``, ``commands`` and ``constants``.
         operators: CPU operators with a C kernel in the project.
-        methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
-            ``sizes`` counts memory that methods share only once.
+        methods: Bytes of ``arena``, ``tensors``, ``weights`` and ``commands`` of each method, and NPU ``cycles`` (0 if unknown).
+            Memory that methods share is counted only once in ``sizes``.
     """
 
     folder: Path
@@ -110,12 +110,12 @@ def firmware(
         name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
-            twice, separated by a reset. Default: the program's calibration samples, or random samples if there are none.
+            twice, with a reset in between. Default: the program's calibration samples, or random samples if there are none.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. Also
-            raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
+        EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. A
+            name is invalid, the model does not fit the board, or the folder cannot be written.
         SpecError: The board is unknown or does not support the NPU.
         HostError: The samples do not match the program's inputs.
     """
@@ -132,9 +132,9 @@ class SelectedSizes:
     """Input sizes from which the firmware selects a method.
 
     Attributes:
-        methods: Method name -> sizes of all input axes, smallest first.
+        methods: Method name -> sizes of all input axes, smallest method first.
         paddings: For each size, the 1-based index of its :class:`Padding`, or 0 if the axis is not padded.
-        steps: For each size, the number of elements per unit of the padded size.
+        steps: For each size, the number of elements per unit of length. Sizes with the same padding have the same number of units.
     """
 
     methods: dict[str, tuple[int, ...]]
@@ -143,7 +143,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the input sizes of the methods, or None unless they are one model compiled for several shapes."""
+    """Return the input sizes of methods that are one model compiled for several shapes, or None for other methods."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:
@@ -156,7 +156,7 @@ def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
 
 
 class Project:
-    """A project under construction."""
+    """A project before it is written to a folder."""
 
     def __init__(self, program: ProjectProgram, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.program, self.name, self.data = program, name, data
@@ -190,7 +190,11 @@ class Project:
 
     @cached_property
     def layout(self) -> Layout:
-        """The memory of each section. Raise EthorchError if a section does not fit on the board."""
+        """The memory of each section.
+
+        Raises:
+            EthorchError: A section does not fit on the board.
+        """
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
@@ -258,7 +262,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """Return the files of a CMSIS layer: path -> contents."""
+        """Return the files of a CMSIS layer, keyed by path."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
@@ -460,7 +464,7 @@ class Project:
             return self.board.name
         if self.board.path is None:
             raise EthorchError(
-                f"the project must include a description of board {self.board.name!r}, but the Board object was not read from a "
+                f"the project must include the description of board {self.board.name!r}, but the Board object was not read from a "
                 "file. Pass the path of the board's TOML file."
             )
         self._copy(self.board.path, "board.toml")

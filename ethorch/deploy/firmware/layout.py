@@ -57,7 +57,7 @@ class Layout:
     placements: tuple[Placement, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
-        """Return the alias of an address in the firmware's security state."""
+        """Return the address or alias for the firmware's security state."""
         return _on_side(self.secure, base, aliases)
 
     @property

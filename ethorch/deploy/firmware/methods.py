@@ -1,8 +1,8 @@
-"""Combine the methods of a program in one firmware.
+"""Combine the methods of a program in one firmware project."""
 
-The arena has the size required by the largest method. Shared state, such as caches, is stored after the arena if the NPU can access
-it there. Otherwise it is stored at the start of the CPU's buffer, before each method's private state and the temporary tensors.
-"""
+# The arena has the size required by the largest method. Shared state, such as caches, is stored after the arena if the NPU can
+# access it there. Otherwise it is stored at the start of the CPU's buffer, before each method's private state and the temporary
+# tensors.
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class MethodsPlan:
     """A plan for methods that share buffers.
 
     Attributes:
-        arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
-        state_bytes: Bytes of shared state and of the private memory of methods with private state, or 0 for a single method.
+        arena_bytes, tensors_bytes, codes_tensors_bytes: Maximum over all methods. See :class:`Plan`.
+        state_bytes: Bytes of shared state, and of private memory in methods with private state. 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
         initial: Location and initial value of each buffer.
     """
@@ -46,7 +46,7 @@ class MethodsPlan:
 
     @property
     def has_codes(self) -> bool:
-        """See :attr:`Plan.has_codes`."""
+        """True if a method has a float input or output that is also available as integer values."""
         return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property
@@ -64,8 +64,8 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods that share buffers.
 
     Raises:
-        EthorchError: A method cannot be planned, a name is not a C identifier, two names differ only in case, or one location has
-            two initial values.
+        EthorchError: A method cannot be planned, or methods assign different initial values to one location. A name is not a C
+            identifier, or two names differ only in case.
         PayloadError, ProgramError: A delegate is malformed.
     """
     constants = Constants(program)
@@ -110,7 +110,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """Return each method's in-place accesses, or empty mappings unless a reset initializes all buffers."""
+    """Return each method's in-place accesses, or empty mappings if some buffers have no initial values."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]
@@ -154,12 +154,12 @@ def _check_names(names: Sequence[str]) -> None:
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"method name {name!r} cannot be the prefix of C functions and macros because it {problem}",
+                    f"method name {name!r} cannot be the prefix of C functions and macros, because it {problem}",
                     "Rename the method and compile again, or select one method with --method.",
                 )
             )
 
 
 def make_error(reason: Reason) -> EthorchError:
-    """Return the error for a project that cannot be generated."""
+    """Create the error for a project that cannot be generated."""
     return EthorchError(f"{reason.text} [{reason.id}]. {reason.remedy}")

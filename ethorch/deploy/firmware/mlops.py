@@ -1,6 +1,6 @@
 """Read a ``*.cbuild-mlops.yml`` written by ``cbuild setup``, and write the AI layer of a CMSIS solution.
 
-The manual of CMSIS-Toolbox 2.14 defines the format (MLOps Management). Paths in the file are relative to its folder.
+The manual of CMSIS-Toolbox 2.14 defines the format (MLOps Management). Paths are relative to the folder of the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Mlops:
     Attributes:
         name: C prefix of the model. Default: ``model``.
         system_config, memory_mode: Section names in ``config_ini``.
-        config_ini: Path of the Vela configuration file, or None for Vela's default.
+        config_ini: Path of the Vela configuration file, or None for the default file.
         vela_flags: Other Vela options.
         clayer: Expected path of the AI layer.
         processor: Core, e.g. ``Cortex-M55``.
@@ -90,7 +90,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the default description for a target."""
+    """Return default values for a target, for use without a ``*.cbuild-mlops.yml``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
@@ -105,7 +105,7 @@ def _split(text: str, key: str, place: Path) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise EthorchError(f"{place}: cannot parse vela.{key} {text!r}: {error}.") from None
+        raise EthorchError(f"{place}: cannot parse vela.{key} {text!r} ({error}).") from None
 
 
 def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -1,13 +1,11 @@
-"""Plan the steps of the firmware and the location of each tensor, based on the memory plan of the .pte.
+"""Plan the steps of the firmware and the location of each tensor, based on the memory plan of the .pte."""
 
-CPU tensors are stored in one buffer, at the offsets planned by ExecuTorch. Five rules change the plan:
-
-- State that the NPU can access in place is stored after the arena and is not copied.
-- Integer inputs of the first delegate and outputs of the last delegate are stored in the arena and are not copied.
-- State of a single delegate remains in the arena between runs and is copied once instead of twice.
-- Inputs are quantized first and outputs are dequantized last, so that an integer interface can skip both steps.
-- Inputs and outputs without planned memory follow the other CPU tensors.
-"""
+# CPU tensors are stored in one buffer, at the offsets planned by ExecuTorch. Five rules change the plan:
+# - State that the NPU can access in place is stored after the arena and is not copied.
+# - Integer inputs of the first delegate and outputs of the last delegate are stored in the arena and are not copied.
+# - State of a single delegate remains in the arena between runs and is copied once instead of twice.
+# - Inputs are quantized first and outputs are dequantized last, so that an integer interface can skip both steps.
+# - Inputs and outputs without planned memory are stored after the other CPU tensors.
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
 
 
 def read_payloads(method: Method) -> dict[int, DelegatePayload]:
-    """Return the payloads of a method's Ethos-U delegates, by number.
+    """Return the payloads of a method's Ethos-U delegates, keyed by delegate number.
 
     Raises:
         PayloadError: A payload is malformed.
@@ -289,7 +287,7 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Store states of a single delegate at its input in the arena, and return them."""
+        """Store the states of a single delegate at its inputs in the arena. Return the indices of these states."""
         # This saves one copy for each state. Vela can reuse the input's memory after the state is read. After the run, the new
         # value is therefore copied from the output to the input, and no other output may overlap the input.
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
@@ -355,7 +353,7 @@ class _Planner:
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
-        """Return the state: tensors that are read before they are written."""
+        """Return the indices of the tensors that are read before they are written."""
         written = set(self.method.inputs)
         states: list[int] = []
         for call in calls:

@@ -107,7 +107,7 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """Return one call per sample for a single method, or a session of several methods twice, separated by a reset."""
+    """Return one call per sample for a single method. For several methods, return a session twice, with a reset in between."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]
@@ -152,6 +152,6 @@ def _check_session(inputs: Sequence[Any], methods: dict[str, ProgramMethod]) -> 
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):
             raise EthorchError(
                 f"sample {number}: expected (method, inputs) with one of the methods {', '.join(methods)}, got {shorten(call)}. "
-                "Pass a session of such calls, or select one method."
+                "Pass a session of (method, inputs) calls, or select one method."
             )
     return [(call[0], call[1]) for call in inputs]

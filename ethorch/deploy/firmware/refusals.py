@@ -13,11 +13,11 @@ REMEDY = "run the program in ExecuTorch's runtime with ethorch's delegate for Co
 
 
 def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> None:
-    """Check that firmware can run a method.
+    """Check that firmware without ExecuTorch can run a method.
 
     Raises:
-        EthorchError: The method has control flow, inputs or outputs that are not tensors, dynamic shapes, a delegate for another
-            backend, or a delegate call that does not match the payload.
+        EthorchError: The method has control flow, dynamic shapes, or inputs or outputs that are not tensors. A delegate is for
+            another backend, or a delegate call does not match the payload.
     """
     for number, delegate in enumerate(method.delegates):
         if number not in payloads:
@@ -52,6 +52,6 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
         sizes = [method.values[arg].nbytes for arg in call.args if method.values[arg].kind == "tensor"]
         if expected != sizes:
             raise EthorchError(
-                f"delegate {call.delegate} of method {method.name!r}: the payload expects tensors of {expected} bytes, got "
+                f"delegate {call.delegate} of method {method.name!r}: the payload requires tensors of {expected} bytes, got "
                 f"{sizes}. The file is inconsistent; compile the model again with ethorch."
             )

@@ -114,7 +114,7 @@ class MethodSource:
     """The C source of a method.
 
     Attributes:
-        p: Prefix of functions and types: the model's prefix, and the method's name if there are several methods.
+        p: Prefix of functions and types. If there are several methods, it contains the method's name.
         symbol_prefix: Prefix of static names in model.c. Empty for a single method.
         delegates: Number of command streams.
         has_codes: See :class:`Plan`.
@@ -146,7 +146,7 @@ class Initial:
     """An initial value of a buffer.
 
     Attributes:
-        place: C expression of the address.
+        place: C expression for the address.
         bytes: Size in bytes.
         byte: Fill byte, or -1 to copy ``symbol``.
     """
@@ -181,11 +181,11 @@ Explain = Callable[[str], str]
 
 
 def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[str, tuple[Meanings, Explain]]) -> Source:
-    """Generate the C source of methods.
+    """Generate the C source of all planned methods.
 
     Args:
         name: Prefix of the model.
-        facts_by_method: Quantization parameters of integer inputs and outputs, and locations of CPU operators.
+        facts_by_method: Method name -> quantization parameters of integer inputs and outputs, and locations of CPU operators.
 
     Raises:
         EthorchError: A CPU operator has no C kernel, or an input or output has an unsupported dtype.
@@ -365,12 +365,12 @@ def _ctype(title: str, value: Value) -> str:
     c_type = _CTYPES.get(value.dtype)
     if c_type is None:
         raise EthorchError(
-            f"{title}: expected one of the dtypes {', '.join(_CTYPES)}, got {value}. Convert it in the model (x.to(...))."
+            f"{title}: expected one of the dtypes {', '.join(_CTYPES)}, got {value}. Convert the tensor in the model (x.to(...))."
         )
     return c_type
 
 
 def kernel_headers(source: Source) -> tuple[str, ...]:
-    """Return the headers that model.c includes."""
+    """Return the kernel headers that model.c includes."""
     declared = (line for method in source.methods for line in method.constants)
     return HEADERS if source.kernels or any("etk_" in line for line in declared) else ()

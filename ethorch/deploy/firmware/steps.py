@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate, with copies to the NPU's memory before and from it afterwards."""
+    """A run of a delegate, with copies to the NPU's memory before the run and copies from it after the run."""
 
     number: int
     delegate: int
@@ -68,7 +68,7 @@ class Boundary:
     """An input or output of the model.
 
     Attributes:
-        codes: Integer values of a float input or output, or None if the firmware does not convert it.
+        codes: Integer values of a float input or output, or None if the input or output is not converted.
     """
 
     side: str
@@ -93,7 +93,7 @@ class Constants:
         self._known: dict[int, int] = {}
 
     def offset(self, number: int) -> int:
-        """Return the offset of constant ``number``."""
+        """Return the offset of the constant with this number."""
         if number not in self._known:
             self._known[number] = len(self.data)
             content = bytes(self.program.constants[number])
@@ -106,7 +106,7 @@ class Bases:
     """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
-        private_offset: Offset of planned memory 1, which the method does not share, in the CPU's buffer.
+        private_offset: Offset in the CPU's buffer of planned memory 1, which the method does not share.
         shared: Locations of planned memories 2, 3, ..., which contain shared state.
         reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
     """
@@ -118,12 +118,12 @@ class Bases:
 
 @dataclass(frozen=True)
 class Plan:
-    """A method as executed by the firmware.
+    """The plan of one method.
 
     Attributes:
         payloads: Delegate number -> payload that the firmware runs.
         places: Value index -> location of the tensor.
-        convert_in, body, convert_out: Steps in order: quantization of inputs, computation, dequantization of outputs.
+        convert_in, body, convert_out: Steps that quantize inputs, compute, and dequantize outputs, in order.
         arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
         tensors_bytes: Bytes of the CPU's tensors.
         codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.

@@ -37,7 +37,7 @@ def driver_stream(payload: DelegatePayload) -> bytes:
     header = parse_header(payload.commands)
     if header.local_addressing:
         raise EthorchError(
-            "the firmware's driver expects one region for all feature maps, but a delegate's command stream (COP2) uses separate "
+            "the firmware's driver requires one region for all feature maps, but a delegate's command stream (COP2) uses separate "
             "regions for inputs and outputs. Compile the model with ethorch, or with the Vela option --cop-format=COP1."
         )
     config = next(word for word, npu in registers.NPUS.items() if npu == header.npu)

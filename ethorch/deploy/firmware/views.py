@@ -14,7 +14,7 @@ class View:
     """A strided view of a tensor.
 
     Attributes:
-        address: C constant expression of the tensor's address.
+        address: C constant expression for the tensor's address.
         dtype: PyTorch's name of the dtype.
         shape, strides: Sizes and strides of the logical axes, in elements. Stride 0 repeats an element.
         offset: Offset of the view's first element in the tensor, in elements.
@@ -28,7 +28,7 @@ class View:
 
     @classmethod
     def of(cls, value: Value, address: str) -> View:
-        """Return a view of a .pte's tensor in the memory order ``value.dim_order``."""
+        """Return a view of a tensor that is stored in the order ``value.dim_order``."""
         strides, step = [0] * len(value.shape), 1
         for axis in reversed(value.dim_order):
             strides[axis] = step
@@ -113,7 +113,7 @@ class View:
         return replace(self, shape=new_shape, strides=strides)
 
     def reshape(self, shape: Sequence[int]) -> View | None:
-        """Reshape in logical order; return None if strides cannot express the shape."""
+        """Reshape in logical order. Return None if strides cannot express the new shape."""
         new_shape = tuple(shape)
         if prod(new_shape) != self.numel:
             return None
@@ -139,7 +139,7 @@ class View:
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
 
     def windows(self, dim: int, size: int, step: int) -> View:
-        """Replace an axis with the window index, and append an axis for the elements of a window."""
+        """Replace an axis with an axis of windows, and append an axis for the elements of a window."""
         at = self.axis(dim)
         if not self.rank:
             return self.insert_axis(0)
@@ -174,7 +174,7 @@ def merge_axes(axes: Axes) -> Axes:
     """Merge adjacent axes that are equivalent to one axis in every operand.
 
     Args:
-        axes: Size and strides (one for each operand) of each axis, outermost first.
+        axes: Size of each axis and its strides in all operands, outermost axis first.
     """
     long_axes = [axis for axis in axes if axis[0] != 1]
     result: Axes = long_axes[:1]

@@ -65,7 +65,7 @@ class Writer:
         self.lines.append(f"{function}({', '.join(arguments)});")
 
     def call_checked(self, source: str, function: str, *arguments: str) -> None:
-        """Add a call of a function that returns nonzero to reject its input."""
+        """Add a call of a function that returns nonzero if it rejects its input."""
         self.sources.add(source)
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
 
@@ -92,7 +92,7 @@ class Writer:
     # --- loops ----------------------------------------------------------------------------------------------------------------
 
     def copy(self, out: View, x: View) -> None:
-        """Add code for out = x. Both views must have the same shape and element size."""
+        """Add code that copies x to out. Both views must have the same shape and element size."""
         if out.shape != x.shape:
             raise Refused("shape", f"expected shape {list(out.shape)}, got {list(x.shape)}", _REPORT)
         if not out.numel:
@@ -110,7 +110,7 @@ class Writer:
         self._map(f"etk_copy_{out.item_bytes}", "copy.c", axes, "0", [pointer(out), source(x)])
 
     def cast(self, out: View, x: View) -> None:
-        """Add code for out = x with a conversion to the output's dtype."""
+        """Add code that copies x to out and converts it to the output's dtype."""
         if out.dtype == x.dtype:
             self.copy(out, x)
         else:
@@ -137,8 +137,8 @@ class Writer:
         Args:
             views: The output, followed by the inputs, which broadcast to it.
             order: Required order of the loops over axes, outermost first. Default: the output's memory order.
-            in_parts: Whether the function reads blocks of elements before it writes them. A row that writes one element repeatedly
-                is then split.
+            in_parts: Whether the function reads blocks of elements before it writes them. If so, rows that write one element
+                repeatedly are split.
         """
         out, *inputs = views
         if not out.numel:
@@ -216,7 +216,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 
 def float_text(value: float, dtype: str = "float32") -> str:
-    """Round a number to ``dtype``, and return a C expression with exactly these bits."""
+    """Round a number to ``dtype``, and return a C expression for exactly the rounded value."""
     number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):

@@ -1,8 +1,7 @@
-"""Coherence checks for the CPU's data cache.
+"""Coherence checks for the CPU's data cache."""
 
-The CPU and the NPU always read the newest value. Two flags per line detect missing maintenance: the CPU wrote the line and did not
-clean it, or the NPU wrote the line and the CPU did not invalidate it. Lines are never evicted, which is the worst case.
-"""
+# The CPU and the NPU always read the newest value. Two flags per line detect missing maintenance: the CPU wrote the line and did
+# not clean it, or the NPU wrote the line and the CPU did not invalidate it. Lines are never evicted, which is the worst case.
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from ethorch.targets.boards.description import Cpu
 
 
 class DataCache:
-    """Flags of cache lines for all memories except TCMs.
+    """Flags of cache lines that detect missing maintenance, for all memories except TCMs.
 
     Args:
         hooks: Hooks that set the flags when the CPU loads or stores.
-        report: Callback for a fault: id, text, and address of the instruction, or None for the current instruction.
+        report: Callback for a fault, called with an id, a text, and the instruction's address (None for the current instruction).
         switched_on: Callback invoked when the firmware enables the cache.
     """
 
@@ -86,7 +85,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report the first NPU range in which the CPU wrote lines and did not clean them."""
+        """Report the first range accessed by the NPU in which the CPU wrote lines without cleaning them."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
@@ -104,7 +103,7 @@ class DataCache:
                     return
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Mark lines written by the NPU as stale."""
+        """Mark as stale the cache lines that the NPU wrote."""
         if not self.is_enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):

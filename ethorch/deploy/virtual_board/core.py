@@ -1,6 +1,6 @@
 """Private peripherals of a Cortex-M: interrupt controller, system timer, control block and cycle counter.
 
-The model covers firmware that drives an NPU. SysTick and the DWT cycle counter count executed instructions.
+Only features for firmware that drives an NPU are modeled. SysTick and the DWT cycle counter count executed instructions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAYS = 4  # ways of the data cache; bits 31:30 of a set/way register
 
 
 class Maintenance(Protocol):
-    """The interface of the cache maintenance registers to a cache."""
+    """The interface through which maintenance registers control a cache."""
 
     is_enabled: bool
 
@@ -49,10 +49,10 @@ class Core:
     Args:
         core: Name of the core, which determines CPUID.
         interrupts: Number of NVIC lines.
-        vector_table: VTOR after reset.
+        vector_table: Value of VTOR after a reset.
         instructions: Function that returns the number of executed instructions.
-        lines: Function that returns the raised external lines.
-        reset: Callback for a requested system reset.
+        lines: Function that returns the numbers of the raised external interrupts.
+        reset: Callback for a system reset that the firmware requests.
         on_change: Callback for register writes that can pend, enable or schedule an exception.
     """
 
@@ -85,7 +85,7 @@ class Core:
     # The bus.
 
     def read(self, offset: int, size: int) -> int:
-        """Read at an offset from SYSTEM_BASE."""
+        """Read ``size`` bytes at an offset from SYSTEM_BASE."""
         word = self._read(offset & ~3)
         return word >> 8 * (offset & 3) & (1 << 8 * size) - 1
 
@@ -188,7 +188,7 @@ class Core:
             self._on_change()
 
     def _maintain(self, at: int, value: int) -> None:
-        """Maintain the line of an address, or the whole cache after every set and way was addressed."""
+        """Clean or invalidate the line of an address, or the whole cache after operations on every set and way."""
         if at in _BY_ADDRESS:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
@@ -238,13 +238,13 @@ class Core:
                 self.pending.add(SYSTICK)
 
     def systick_due(self) -> int | None:
-        """Return the instruction count of SysTick's next interrupt, or None."""
+        """Return the instruction count of SysTick's next interrupt, or None if SysTick is not enabled."""
         if self._systick_control & 3 != 3 or not self._systick_reload:
             return None
         return self._systick_start + self._systick_reload + 1
 
     def next_exception(self, masked: bool, base_priority: int = 0) -> int | None:
-        """Return the exception to take now, or None.
+        """Return the number of the exception to take now, or None if no exception can be taken.
 
         Args:
             masked: Whether PRIMASK or FAULTMASK is set.
@@ -271,7 +271,7 @@ class Core:
         self.active.append(exception)
 
     def leave(self) -> int:
-        """Leave the innermost exception and return the exception that continues, or 0."""
+        """Leave the innermost exception. Return the number of the exception that continues, or 0 in thread mode."""
         self.active.pop()
         return self.active[-1] if self.active else 0
 

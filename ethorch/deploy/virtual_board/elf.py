@@ -1,6 +1,6 @@
 """Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-Files are not trusted. The file and the board's memories limit all sizes, and all parsing failures raise ElfError.
+Files are not trusted, so sizes are limited by the file and the board's memories. Parsing failures raise ElfError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes in the file with their physical load address."""
+    """A block of bytes in the file, with its physical load address."""
 
     address: int
     data: bytes
@@ -49,10 +49,10 @@ class Firmware:
         except OSError as error:
             raise ElfError(f"cannot read {path}: {error.strerror}.") from None
         if len(content) > MOST_FILE_BYTES:
-            raise ElfError(f"{path}: expected at most {MOST_FILE_BYTES} bytes, got more. Pass the firmware's ELF file.")
+            raise ElfError(f"{path} has more than {MOST_FILE_BYTES} bytes. Pass the firmware's ELF file.")
         if content[:4] != b"\x7fELF":
             raise ElfError(
-                f"{path} is not an ELF file: it starts with {content[:4]!r}. Pass the linker's output, not a .bin or .hex file."
+                f"{path} starts with {content[:4]!r}, so it is not an ELF file. Pass the linker's output, not a .bin or .hex file."
             )
         try:
             from elftools.elf.elffile import ELFFile
@@ -63,8 +63,8 @@ class Firmware:
         file_kind = header["e_machine"], self._file.elfclass, self._file.little_endian, header["e_type"]
         if file_kind != ("EM_ARM", 32, True, "ET_EXEC"):
             raise ElfError(
-                f"{path}: expected a linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian; got {file_kind[3]} for "
-                f"{file_kind[0]}, {file_kind[1]} bits, {'little' if file_kind[2] else 'big'}-endian."
+                f"{path}: expected a linked program for 32-bit little-endian Arm (ET_EXEC, EM_ARM), got a {file_kind[1]}-bit "
+                f"{'little' if file_kind[2] else 'big'}-endian file ({file_kind[3]}, {file_kind[0]})."
             )
         self.entry: int = header["e_entry"] & ~1
         self.segments: tuple[Segment, ...] = self._safely(lambda: tuple(self._segments(len(content))))
@@ -78,7 +78,7 @@ class Firmware:
         except ElfError:
             raise
         except Exception as error:
-            raise ElfError(f"{self.path} is damaged: {type(error).__name__}: {error}.") from None
+            raise ElfError(f"{self.path} is damaged ({type(error).__name__}: {error}).") from None
 
     def _segments(self, file_bytes: int) -> list[Segment]:
         result = []
@@ -98,7 +98,7 @@ class Firmware:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Symbol name -> address without the Thumb bit. Empty for a stripped file."""
+        """The addresses of all symbols, without the Thumb bit. Empty if the file is stripped."""
         return {name: address for address, _, name in self._symbols}
 
     @cached_property
@@ -121,7 +121,7 @@ class Firmware:
         return self._safely(read)
 
     def symbol_at(self, address: int) -> str:
-        """Return the symbol and offset of an address, e.g. ``arena+0x40``, or an empty string."""
+        """Return the symbol and offset of an address, e.g. ``arena+0x40``, or an empty string if the symbol is unknown."""
         at = bisect_right(self._symbols, (address, 1 << 40, "")) - 1
         while at >= 0 and address - self._symbols[at][0] < 1 << 24:
             base, size, name = self._symbols[at]
@@ -166,7 +166,7 @@ class Firmware:
 
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
-    """Return the (start, end) ranges of a unit, or the whole address space if unknown."""
+    """Return the address ranges of a DWARF unit, or the whole address space if they are unknown."""
     attributes = unit.get_top_DIE().attributes
     low, high = attributes.get("DW_AT_low_pc"), attributes.get("DW_AT_high_pc")
     if low is not None and high is not None:

@@ -25,14 +25,14 @@ _Self = TypeVar("_Self", bound="Engine")
 class Engine(ABC):
     """An emulation of a board that runs firmware once.
 
-    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``. If it
-    simulates the NPU, it also implements ``pc``, ``on_npu_start`` and, if it counts them, ``instructions``.
+    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``. A subclass
+    that simulates the NPU also implements ``pc`` and ``on_npu_start``, and can implement ``instructions``.
 
     Attributes:
         name: Key in ``runner.ENGINES``.
         readable: Memory that can be read after the run, or None.
-        measured_cycles: NPU cycles printed by the firmware, if the engine measures them.
-        expected_cycles: Sum of the cycles passed by the caller, if the engine measures cycles.
+        measured_cycles: NPU cycles printed by the firmware, or None if the engine does not measure cycles.
+        expected_cycles: Sum of the cycles passed by the caller, or None if the engine does not measure cycles.
 
     Raises:
         EmulatorError: The engine is not installed, or does not support the board or a setting.
@@ -111,19 +111,19 @@ class Engine(ABC):
             self._faults.setdefault((id, place), Fault(id, text, place, self.instructions))
 
     def note(self, text: str) -> None:
-        """Record a limitation that affects the run, once."""
+        """Record a limitation that affects the run, unless it is already recorded."""
         if len(self._notes) < MOST_NOTES:
             self._notes.setdefault(text)
 
     def seconds_left(self) -> float:
-        """Return the seconds until the caller's timeout, negative after the timeout."""
+        """Return the seconds until the caller's timeout. The result is negative after the timeout."""
         return self._started + self.settings.timeout - time.perf_counter()
 
     def connect_npus(self, guest: Guest, coherence: Coherence) -> None:
         """Create the NPUs of the run.
 
         Args:
-            coherence: Cache or copies between the CPU and the NPUs' memory.
+            coherence: Callbacks that check the CPU's cache or copy memory at each NPU run.
         """
         settings = self.settings
         self.devices = tuple(

@@ -19,7 +19,7 @@ class OperationActivity:
     Attributes:
         turns: Number of executions.
         read, written: Region -> bytes.
-        computes: False for a DMA.
+        computes: False for a DMA transfer.
     """
 
     title: str
@@ -64,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Estimate the minimum NPU cycles of an operation: each byte moves once, and all multipliers are busy after ISSUE_CYCLES."""
+    """Estimate the minimum cycles of an operation that transfers each byte once and uses all multipliers after ISSUE_CYCLES."""
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
         if region in memories:
@@ -75,7 +75,7 @@ def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memor
 
 
 def bytes_per_cycle(memory: Memory, npu: Npu, slot: NpuSlot) -> float:
-    """Return the bytes per NPU cycle between the NPU and a memory, or one beat of a port if the bandwidth is unknown."""
+    """Return the bytes that the NPU and a memory transfer per NPU cycle, or one beat of a port if the bandwidth is unknown."""
     if memory.bytes_per_second is None:
         return float(BEAT_BYTES[npu.family])
     return memory.bytes_per_second / slot.clock_hz

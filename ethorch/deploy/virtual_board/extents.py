@@ -17,7 +17,7 @@ class Extent:
     """The bytes of a region that a stream accesses.
 
     Attributes:
-        start, end: First byte, and the byte after the last byte.
+        start, end: Offsets of the first byte and of the byte after the last byte.
         last: Command that accesses the last byte.
         read, written: Merged and sorted (start, end) ranges.
     """
@@ -33,7 +33,7 @@ class Extent:
 def extents(program: Program) -> dict[int, Extent]:
     """Return the extent of each region for a stream without branches.
 
-    Strided and indexed DMAs are omitted. Raises MachineFault if an operation cannot be prepared.
+    Strided and indexed DMAs are omitted. Raise MachineFault if an operation cannot be prepared.
     """
     extent_by_region: dict[int, Extent] = {}
     for step in program.steps():
@@ -49,7 +49,7 @@ def extents(program: Program) -> dict[int, Extent]:
 
 
 def reachable(program: Program) -> dict[int, Extent]:
-    """Return the byte range of each region that a stream with branches can access on any path."""
+    """Return the byte range that a stream with branches can access in each region, on any path."""
     extent_by_region: dict[int, Extent] = {}
     for op in program.operations():
         for region, end in reaches(op):

@@ -78,7 +78,7 @@ RULES: dict[str, Rule] = {
     "npu.port": Rule(
         "a bus error, because the port does not reach the memory",
         BUS_ERROR,
-        "Select a port that reaches the memory in REGIONCFG, QCONFIG or MEM_ATTR.",
+        "In REGIONCFG, QCONFIG or MEM_ATTR, select a port that reaches the memory.",
     ),
     "npu.read_only_port": Rule(
         "a bus error, because AXI1 of a U55 is read-only",
@@ -103,12 +103,12 @@ RULES: dict[str, Rule] = {
         "the interrupt is raised before the end", 0, "Set QSIZE to the length of the whole stream, including the final NPU_OP_STOP."
     ),
     "cache.not_cleaned": Rule(
-        "the NPU reads old memory contents, so that results are sometimes wrong",
+        "the NPU reads old memory contents, so results are sometimes wrong",
         0,
         "Clean the data cache by address for all NPU inputs before CMD.run.",
     ),
     "cache.not_invalidated": Rule(
-        "the CPU reads old cache contents, so that results are sometimes wrong",
+        "the CPU reads old cache contents, so results are sometimes wrong",
         0,
         "Invalidate the data cache by address for the NPU's outputs before the CPU reads the outputs.",
     ),
@@ -135,9 +135,9 @@ class Fault:
 
     Attributes:
         id: Key in RULES.
-        text: Finding and expectation.
+        text: Observed and expected behavior.
         place: Function and line in the firmware, if known.
-        instructions: Number of instructions before the fault, or None if not counted.
+        instructions: Number of CPU instructions before the fault, or None if they are not counted.
     """
 
     id: str

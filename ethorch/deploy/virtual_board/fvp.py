@@ -161,7 +161,7 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None."""
+    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None if there is none."""
     counts = _CYCLES.findall(text)
     return int(next(filter(None, counts[-1]))) if counts else None
 

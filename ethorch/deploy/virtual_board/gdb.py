@@ -22,7 +22,7 @@ class Stop:
 
 
 class Gdb:
-    """A connection to the socket of a gdbstub. Raises EmulatorError if the connection is lost or a reply is unknown."""
+    """A connection to the socket of a gdbstub. It raises EmulatorError if the connection is lost or a reply is unknown."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -59,7 +59,7 @@ class Gdb:
             raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
 
     def poll(self) -> Stop | None:
-        """Return the stop reason if one was received, or None. The socket must be readable."""
+        """Return the stop reason if one was received, otherwise None. The socket must be readable."""
         self._fill()
         packet = self._packet()
         return None if packet is None else Stop(packet[:1], packet)
@@ -85,7 +85,7 @@ class Gdb:
         self._buffer += data
 
     def _packet(self) -> str | None:
-        """Return the next complete packet, or None. The packet that reports the target's end is not acknowledged."""
+        """Return the next complete packet, or None if there is none. A packet that reports the target's end is not acknowledged."""
         start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
         if start < 0 or end < 0 or len(self._buffer) < end + 3:
             return None
@@ -120,7 +120,7 @@ class Gdb:
             self._right(self.ask(f"M{address + at:x},{len(piece):x}:{piece.hex()}"), "M")
 
     def watch(self, address: int, size: int) -> None:
-        """Stop at every access to these bytes."""
+        """Stop the CPU at every access to an address range."""
         self._right(self.ask(f"Z4,{address:x},{size:x}"), "Z4")
 
     def _right(self, answer: str, request: str) -> str:

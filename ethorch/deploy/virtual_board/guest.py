@@ -43,7 +43,7 @@ class Guest:
         )
 
     def find(self, address: int) -> tuple[Block, int] | None:
-        """Return the block that contains an address, and the offset in the block, or None."""
+        """Return the block that contains an address and the offset in the block, or None if no block contains it."""
         for block in self.blocks:
             offset = block.memory.offset(address)
             if offset is not None:
@@ -51,14 +51,14 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return a view of an address range, or None unless one memory contains the whole range."""
+        """Return a view of an address range, or None if no single memory contains the whole range."""
         location = self.find(address)
         if location is None or location[1] + size > location[0].bytes.size:
             return None
         return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """Return zero-terminated text, truncated at the limit or at the end of the memory."""
+        """Return the zero-terminated text at an address, truncated at the limit or at the end of the memory."""
         location = self.find(address)
         if location is None:
             return b""
@@ -66,14 +66,14 @@ class Guest:
         return content.partition(b"\0")[0]
 
     def word(self, address: int) -> int | None:
-        """Return a 32-bit word, or None if the board has no memory at the address."""
+        """Return the 32-bit word at an address, or None if the board has no memory there."""
         word_bytes = self.bytes_at(address, 4)
         return None if word_bytes is None else int.from_bytes(word_bytes.tobytes(), "little")
 
     def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
-        """Load the segments of a firmware, and additional data by address.
+        """Load the segments of a firmware, and additional data, keyed by address.
 
-        Raises ElfError for bytes outside the board's memories.
+        Raise ElfError for bytes outside the board's memories.
         """
         rows = [(s.address, s.data, f"a segment of {firmware.path.name} at") for s in firmware.segments]
         rows += [(address, content, "the data for") for address, content in (data or {}).items()]

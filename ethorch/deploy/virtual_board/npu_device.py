@@ -1,4 +1,4 @@
-"""The NPU's register interface to the simulator, with checks for firmware errors."""
+"""The registers through which firmware runs the simulated NPU, with checks for firmware errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INJECTIONS = ("no-interrupt", "never-ends")
 
 
 class Session(Protocol):
-    """The callbacks of the emulation that devices use."""
+    """The callbacks that devices invoke during an emulation."""
 
     def report(self, id: str, text: str) -> None:
         """Record a fault at the current instruction."""
@@ -69,10 +69,10 @@ Ranges = Sequence[tuple[int, int]]  # (address, end)
 
 
 class Coherence(Protocol):
-    """The cache or copies between the CPU's and the NPU's view of memory."""
+    """The callbacks before and after an NPU run, which check the CPU's cache or copy memory."""
 
     def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
-        """Handle the ranges that the NPU is about to access, which are upper bounds unless ``exact`` is True."""
+        """Handle the ranges that the NPU is about to access. If ``exact`` is False, they are upper bounds."""
 
     def after_run(self, writes: Ranges, exact: bool) -> None:
         """Handle the ranges that the NPU wrote."""
@@ -256,7 +256,7 @@ class NpuDevice:
         return self.values[register] | self.values[register + 4] << 32
 
     def _reach(self, run: _PendingRun, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
-        """Return the memory of a range. If the NPU cannot access the range, report a fault and return None."""
+        """Return the memory that contains a range. If the NPU cannot access the range, report a fault and return None."""
         location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
         if location is None:

@@ -25,9 +25,9 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """Return the program without constants, and its extents, which are upper bounds for streams with branches.
+        """Return the decoded command stream without the constants, and its extents (upper bounds if it has branches).
 
-        Raises MachineFault if the stream cannot be decoded or prepared.
+        Raise MachineFault if the stream cannot be decoded or prepared.
         """
         if digest not in self._streams:
             program = Program(payload(self.npu, commands))
@@ -45,7 +45,7 @@ class Programs:
 
 
 def ends(program: Program) -> bool:
-    """Return True if the stream has an NPU_OP_STOP."""
+    """Return True if the stream contains an NPU_OP_STOP."""
     return any(command.row.name == "NPU_OP_STOP" for command in program.commands)
 
 
@@ -56,7 +56,7 @@ def _keep(entries: dict[Any, Any], key: Any, entry: Any) -> None:
 
 
 def payload(npu: Npu, commands: bytes) -> bytes:
-    """Add the header of a driver payload (npu-reference 1.2) to commands."""
+    """Prepend the header of a driver payload (npu-reference 1.2) to commands."""
     words = len(commands) // 4
     head = [int.from_bytes(COP1, "little"), 0x00100001, npu.config, regs.ID[npu.family], 5, 5, 5]
     head.append((words & 0xFFFF) << 16 | (words >> 16 & 0xFF) << 8 | 2)

@@ -42,10 +42,10 @@ class Run:
         ended: One of ENDS.
         exit_code: Exit code of semihosting or of the FVP, or None.
         faults: Distinct faults, at most one of each id per location.
-        instructions: Number of CPU instructions, or None if not counted.
+        instructions: Number of CPU instructions, or None if they are not counted.
         seconds: Duration on the host.
         notes: Limitations that affected the run, such as accesses to peripherals that the board file does not describe.
-        measured_cycles: NPU cycles that the firmware printed from its PMU, or None if not measured.
+        measured_cycles: NPU cycles that the firmware printed from the PMU, or None if they were not measured.
         expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
     """
 
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True if the firmware ended by itself, without faults, and with exit code 0 or none."""
+        """True if the firmware ended by itself without faults, and the exit code is 0 or None."""
         return self.ended in ("exit", "eot") and not self.exit_code and not self.faults
 
     @property
@@ -104,13 +104,13 @@ class Run:
         return dict(sorted(bytes_by_region.items()))
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of the board's memory after the run. Raises EthorchError if the memory cannot be read."""
+        """Return bytes of the board's memory after the run. Raise EthorchError if the memory cannot be read."""
         if self._read is None:
             raise EthorchError(f"{self.backend} does not support reading the memory after a run. Use backend='unicorn'.")
         return self._read(address, size)
 
     def check(self) -> Run:
-        """Return self if the run succeeded. Raises EthorchError otherwise."""
+        """Return self if the run succeeded. Raise EthorchError otherwise."""
         if self.ok:
             return self
         findings = [f"the firmware ended with {self.ended!r}" + ("" if self.exit_code is None else f" (code {self.exit_code})")]
@@ -118,7 +118,7 @@ class Run:
         raise EthorchError("; ".join(findings) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
 
     def trace(self, path: str | PathLike[str]) -> None:
-        """Write a trace for Perfetto and Chrome. Raises EthorchError if instructions were not counted."""
+        """Write a trace for Perfetto and Chrome. Raise EthorchError if instructions were not counted."""
         if self.instructions is None:
             raise EthorchError(
                 f"a trace requires instruction counts, which {self.backend} does not provide. Use backend='unicorn'."

@@ -1,12 +1,12 @@
-"""Run firmware in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and ethorch's NPU at an address that QEMU does not map.
-
-A gdbstub watchpoint stops an unmodified qemu-system-arm at every access to the NPU. This process then decodes the instruction with
-``thumb`` and executes the access. The test interface raises the NPU's interrupt. Both processes map the file of the board's DRAM;
-other memories are copied at each NPU run. Tested with QEMU 7.2.
+"""Run firmware on a Cortex-M55 emulated by QEMU, with ethorch's NPU simulator.
 
 An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not
 counted.
 """
+
+# A gdbstub watchpoint stops an unmodified qemu-system-arm at every access to the NPU, whose address QEMU does not map. This process
+# then decodes the instruction with ``thumb`` and executes the access. The test interface raises the NPU's interrupt. Both processes
+# map the file that backs the board's DRAM; other memories are copied at each NPU run. Tested with QEMU 7.2.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SP, _PC, _XPSR = 13, 15, 25
 
 
 class QemuEngine(Engine):
-    """A board emulated by QEMU."""
+    """An engine that emulates a board with QEMU."""
 
     name = "qemu"
 
@@ -81,8 +81,8 @@ class QemuEngine(Engine):
             if int.from_bytes(segment.data[4:8], "little") == self.firmware.entry | 1:
                 return segment.data
         raise ElfError(
-            f"{self.firmware.path}: expected a segment that starts with a vector table whose second word is the entry point "
-            f"{self.firmware.entry:#010x}, got none. Place the vector table at the start of a segment."
+            f"{self.firmware.path}: expected a segment that starts with a vector table, got none. The second word of the table "
+            f"must be the entry point {self.firmware.entry:#010x}. Place the vector table at the start of a segment."
         )
 
     # Running.

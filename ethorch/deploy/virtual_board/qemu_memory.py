@@ -15,7 +15,7 @@ from ethorch.targets.boards.description import Board
 
 
 class Qtest:
-    """A connection to QEMU's test interface for memory and interrupt lines. Raises EmulatorError if the connection fails."""
+    """A connection to QEMU's test interface for memory and interrupts. It raises EmulatorError if the connection fails."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -52,7 +52,7 @@ class Qtest:
 
 
 class CopiedGuest(Guest):
-    """Memories that are mapped, or copied from QEMU on access."""
+    """The memories of a board. Memories that are not mapped are copied from QEMU on access."""
 
     def __init__(self, board: Board, mapped: dict[str, Bytes], qtest: Qtest):
         super().__init__(board, mapped)
@@ -64,7 +64,7 @@ class CopiedGuest(Guest):
         return super().bytes_at(address, size)
 
     def fetch(self, address: int, size: int) -> None:
-        """Copy unmapped bytes from QEMU."""
+        """Copy an address range from QEMU, unless its memory is mapped."""
         location = self.find(address)
         if location is not None and size and location[0].memory.name not in self._mapped:
             block, offset = location
@@ -72,14 +72,14 @@ class CopiedGuest(Guest):
             block.bytes[offset : offset + size] = np.frombuffer(self._qtest.read(address, size), np.uint8)
 
     def store(self, address: int, size: int) -> None:
-        """Copy unmapped bytes to QEMU."""
+        """Copy an address range to QEMU, unless its memory is mapped."""
         location = self.find(address)
         if location is not None and size and location[0].memory.name not in self._mapped:
             block, offset = location
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy the bytes that the NPU reads or writes. Written ranges can contain gaps that must be preserved."""
+        """Copy the accessed ranges from QEMU. Written ranges can contain gaps, whose bytes must be preserved."""
         for start, end in (*reads, *writes):
             self.fetch(start, end - start)
 

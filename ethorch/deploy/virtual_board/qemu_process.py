@@ -1,4 +1,4 @@
-"""A QEMU process with its sockets and the file that contains the board's DRAM."""
+"""A QEMU process with its sockets and the file that backs the board's DRAM."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Machine:
     """A QEMU machine.
 
     Attributes:
-        ram_base, ram_bytes: Memory that a file can back.
-        interrupts: QEMU object and name of the lines for external devices.
+        ram_base, ram_bytes: Address and size of the memory that a file can back.
+        interrupts: QEMU object and name of the interrupt lines for external devices.
         first_interrupt: NVIC number of the first line.
     """
 
@@ -136,7 +136,7 @@ class QemuProcess:
             time.sleep(0.005)
 
     def map_memories(self, board: Board) -> dict[str, Bytes]:
-        """Return the board's memories that the file backs, by name."""
+        """Return the board's memories that the file backs, keyed by name."""
         first, size = self._machine.ram_base, self._machine.ram_bytes
         with open(self._ram, "r+b") as file:
             mapped_bytes = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
@@ -147,7 +147,7 @@ class QemuProcess:
         }
 
     def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
-        """Wait for the gdbstub or for printed text until a timeout. Return True if the gdbstub sent data."""
+        """Wait for data from the gdbstub or for printed text, with a timeout. Return True if the gdbstub sent data."""
         waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]
         ready, _, _ = select.select(waited, [], [], seconds)
         self.hear(put)

@@ -43,9 +43,9 @@ def run(
 ) -> Run:
     """Run firmware on a board, and return the outcome.
 
-    A run ends when the firmware sends 0x04 on the UART, exits by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), requests a reset,
-    sleeps forever, causes a CPU fault, or reaches a limit. Firmware is not trusted: it cannot access the host's files, or
-    addresses outside the board's memories.
+    A run ends when the firmware sends 0x04 on the UART, exits by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or requests a reset.
+    It also ends when the CPU faults or sleeps forever, or when a limit is reached. Firmware is not trusted: it cannot access the
+    host's files or memory.
 
     Args:
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
@@ -60,7 +60,7 @@ def run(
         sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
         cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the board's
             multipliers and bandwidths.
-        inject: Faults: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
+        inject: Faults to inject, from ``no-interrupt`` (the NPU raises no interrupts) and ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
     Returns:
@@ -97,9 +97,9 @@ def run(
 
 
 def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
-    """Return one NPU for each address: the named NPUs, and the first NPU of each remaining address.
+    """Return one NPU for each address: the named NPUs, and the first NPU at each remaining address.
 
-    Raises SpecError if the board does not support an NPU, or if two named NPUs have the same address.
+    Raise SpecError if the board does not support an NPU, or if two named NPUs have the same address.
     """
     named = [] if npu is None else [npu] if isinstance(npu, str) else list(npu)
     npus = [board.npu(name) for name in named]

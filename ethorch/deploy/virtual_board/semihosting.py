@@ -31,7 +31,7 @@ class Semihost:
     Args:
         put: Callback for printed text.
         arguments: Command line of the firmware.
-        instructions: Function that returns the number of executed instructions, for clocks.
+        instructions: Function that returns the number of executed instructions, from which clocks are computed.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Access:
     writes_back: bool = False
 
     def address(self, registers: Sequence[int]) -> int:
-        """Return the accessed address. ``registers`` are the values before the instruction."""
+        """Return the accessed address. ``registers`` contains the values before the instruction."""
         return self._sum(registers) if self.before else registers[self.base]
 
     def _sum(self, registers: Sequence[int]) -> int:

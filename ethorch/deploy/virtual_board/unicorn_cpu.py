@@ -1,8 +1,7 @@
-"""CPU emulation with unicorn: registers, memories, devices, hooks and execution.
+"""CPU emulation with unicorn: registers, memories, devices, hooks and execution."""
 
-The emulator never stops during an access to a device, because unicorn would repeat the access. Effects of an access on the run
-are therefore deferred to the next block of instructions.
-"""
+# The emulator never stops during an access to a device, because unicorn would repeat the access. Effects of an access on the run
+# are therefore deferred to the next block of instructions.
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Stop:
     Attributes:
         is_invalid_instruction: Whether unicorn does not support the instruction.
         access: Unmapped or forbidden access that caused the error.
-        interrupt: QEMU's number of an exception.
+        interrupt: QEMU's number of the exception that stopped the emulator.
     """
 
     error: Exception | None
@@ -54,7 +53,7 @@ class Cpu:
     """A Cortex-M33 emulated by unicorn.
 
     Args:
-        on_absent: Callback for the address of each access to an absent peripheral; returns the value read.
+        on_absent: Function that receives the address of an access to an absent peripheral, and returns the value to read.
 
     Attributes:
         next_pc: Address at which execution continues.
@@ -112,7 +111,7 @@ class Cpu:
         self.hooks.memories = len(rows)
 
     def map_device(self, base: int, size: int, read: Callable[[int, int], int], write: Callable[[int, int, int], object]) -> None:
-        """Map a device: ``read(offset, size)`` and ``write(offset, value, size)``. Exceptions in these functions end the run."""
+        """Map a device with ``read(offset, size)`` and ``write(offset, value, size)``. Exceptions raised in them end the run."""
 
         def on_read(_uc: Any, offset: int, width: int, _data: Any) -> int:
             try:
@@ -142,7 +141,7 @@ class Cpu:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Add hooks for loads and stores at the next stop, where translated code can be discarded."""
+        """Add hooks for loads and stores at the next stop, when translated code can be discarded."""
         if not self._watching:
             self._watching = True
             self.stop()

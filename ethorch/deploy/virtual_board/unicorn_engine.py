@@ -1,8 +1,7 @@
-"""Emulate a board with unicorn, which executes a Cortex-M33's instructions. ``core`` and the devices emulate everything else.
+"""Emulate a board. unicorn executes a Cortex-M33's instructions, and ``core`` and the devices emulate everything else."""
 
-unicorn has no interrupt controller and no sleep. It stops after WFI, reports WFE as an invalid instruction, and reports BKPT and
-exception returns as emulator interrupts. This module handles these stops.
-"""
+# unicorn has no interrupt controller and no sleep. It stops after WFI, reports WFE as an invalid instruction, and reports BKPT and
+# exception returns as emulator interrupts. This module handles these stops.
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ class UnicornEngine(Engine):
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
 
     def _reschedule(self) -> None:
-        """Stop at the next block if an exception is pending, otherwise no later than SysTick's interrupt."""
+        """Stop at the next block if an exception is pending, otherwise at SysTick's interrupt or earlier."""
         hooks = self.cpu.hooks
         due = hooks.instructions if self.core.wakes() else self.core.systick_due()
         if due is not None:
@@ -104,7 +103,7 @@ class UnicornEngine(Engine):
     # Setting up.
 
     def _vector_table(self) -> int:
-        """Return the address of the vector table, or of a segment that starts with a stack pointer and the entry point."""
+        """Return the board's vector table address, or the address of a segment that starts with a stack pointer and entry point."""
         default_table = self.board.cpu.vector_table
         for address in (default_table, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)

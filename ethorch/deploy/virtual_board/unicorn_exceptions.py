@@ -22,7 +22,7 @@ class Exceptions:
         fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:
-        entries: Number of consecutive entries during which an interrupt line remained raised.
+        entries: Number of consecutive handler entries during which an interrupt remained raised.
         is_deferred: Whether an exception waits for the end of an IT block.
     """
 

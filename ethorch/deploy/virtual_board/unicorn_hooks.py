@@ -42,9 +42,9 @@ class Hooks(ctypes.Structure):
 
 
 def build() -> Path:
-    """Return the cached library, or build it with the host's C++ compiler or ziglang.
+    """Return the path of the hook library. Build the library with the host's C++ compiler or ziglang if it is not cached.
 
-    Raises HostError if no compiler is installed.
+    Raise HostError if no compiler is installed.
     """
     otherwise = [sys.executable, "-m", "ziglang", "cc", "-nostdlib++"] if importlib.util.find_spec("ziglang") else []
     purpose = "the virtual board, which counts instructions,"

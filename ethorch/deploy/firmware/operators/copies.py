@@ -23,7 +23,7 @@ def same(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::clone.out")
 def clone(w: Writer, x: View, memory_format: int | None, out: View) -> None:
-    """out = x. The dimension orders of x and out can differ."""
+    """Copy x to out. Their dimension orders can differ."""
     w.copy(out, x)
 
 
@@ -34,7 +34,7 @@ def clone_dim_order(w: Writer, x: View, non_blocking: bool, dim_order: Dims | No
 
 @kernel("dim_order_ops::_to_dim_order_copy.out")
 def to_dim_order_copy(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
-    """out = x, converted to the dtype and dimension order of out. Conversions from floats to integers truncate.
+    """Copy x to out, converting the dtype and the dimension order. Conversions from floats to integers truncate.
 
     Floats outside the integer range become 0 or the minimum of the dtype, as on x86-64.
     """
@@ -48,13 +48,13 @@ def to_copy(w: Writer, x: View, non_blocking: bool, memory_format: int | None, o
 
 @kernel("aten::copy.out")
 def copy(w: Writer, x: View, source: View, non_blocking: bool, out: View) -> None:
-    """out = source, broadcast to the shape of out and converted to the dtype of out."""
+    """Copy source to out, broadcasting the shape and converting the dtype."""
     w.cast(out, source.expand(out.shape) or source)
 
 
 @kernel("aten::copy_")
 def copy_(w: Writer, out: View, source: View, non_blocking: bool) -> None:
-    """out = source, where out is a mutable buffer."""
+    """Copy source to the mutable buffer out."""
     w.cast(out, source.expand(out.shape) or source)
 
 
@@ -157,7 +157,7 @@ def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
 
 @kernel("aten::roll.out")
 def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
-    """out = x.roll(shifts, dims), as 2^n copies for n rolled axes."""
+    """Compute out = x.roll(shifts, dims) with 2^n copies, where n is the number of rolled axes."""
     if not dims:
         raise Refused(
             "roll", "expected dims for roll, got none", "Flatten the tensor in the model, roll dim 0, and reshape the result."
@@ -180,7 +180,7 @@ def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
 
 @kernel("aten::cat.out")
 def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
-    """out = tensors concatenated along an axis. Tensors of shape [0] are skipped."""
+    """Concatenate tensors along an axis. Tensors of shape [0] are skipped."""
     joined_views = [x for x in tensors if x.shape != (0,) or out.rank == 1]
     if any(x.dtype != out.dtype for x in joined_views):
         raise Refused(
@@ -257,7 +257,7 @@ def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
 
 @kernel("aten::constant_pad_nd.out")
 def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> None:
-    """out = x with a constant border. Negative padding is not supported, as in ExecuTorch's runtime."""
+    """Pad x with a constant. As in ExecuTorch's runtime, negative padding is not supported."""
     if any(size < 0 for size in pad):
         text = f"expected nonnegative padding, got {list(pad)}"
         raise Refused("argument", text, "Slice the input instead of padding it with negative sizes (x[..., 1:]).")
@@ -307,7 +307,7 @@ def scalar_tensor(w: Writer, value: float, out: View) -> None:
 
 @kernel("aten::arange.start_out")
 def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
-    """out = [start, start + step, ...], copied from a constant array."""
+    """Copy [start, start + step, ...] from a constant array."""
     if out.numel:
         values = [start + index * step for index in range(out.numel)]
         w.copy(out, View(w.numbers(values, out.dtype), out.dtype, out.shape, out.strides))

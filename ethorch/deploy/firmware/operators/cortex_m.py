@@ -13,7 +13,7 @@ from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refuse_dtype
 
 @kernel("cortex_m::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
-    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); infinities saturate, and NaN becomes 0."""
+    """Compute clamp(nearest(x * (1 / scale)) + zero_point, low, high). Infinities saturate, and NaN becomes 0."""
     check_dtypes(x, out)
     if scale == 0:
         raise Refused("scale", "expected a nonzero scale, got 0", "Calibrate with inputs that are not all 0.")
@@ -23,7 +23,7 @@ def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: 
 
 @kernel("cortex_m::dequantize_per_tensor.out")
 def dequantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
-    """out = (x - zero_point) * scale, in float32."""
+    """Compute (x - zero_point) * scale in float32."""
     check_dtypes(out, x)
     w.map(f"etk_cortex_m_dequantize_{SUFFIX[x.dtype]}", "cortex_m.c", [out, x], add_parameters(w, scale, zero_point, low, high))
 
@@ -58,7 +58,7 @@ def quantized_add(
     high: int,
     out: View,
 ) -> None:
-    """out = x + y in int8, computed at a common scale with 20 additional bits."""
+    """Add int8 tensors at a common scale with 20 additional bits."""
     _int8(x, y, out)
     _shifts(x_shift, y_shift, shift)
     numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]
@@ -76,7 +76,7 @@ def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: i
 def quantized_batch_matmul(
     w: Writer, x: View, x_offset: int, y: View, y_offset: int, zero: int, multiplier: int, shift: int, scratch: View, out: View
 ) -> None:
-    """out[b, m, n] = sum over k of x[b, m, k] * y[b, n, k] in int8. Offsets are negated zero points."""
+    """Compute out[b, m, n] as the sum over k of x[b, m, k] * y[b, n, k], in int8. Offsets are negated zero points."""
     _int8(x, y, out)
     _shifts(shift)
     if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):
@@ -92,7 +92,7 @@ def quantized_batch_matmul(
 
 @kernel("cortex_m::quantized_activation.out")
 def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
-    """out = table[x + 128] in int8."""
+    """Look up table[x + 128] for each int8 value x."""
     _int8(x, table, out)
     if table.numel != 256:
         text = f"expected a table of 256 elements, got {table.numel}"
@@ -121,7 +121,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Return True if the memory order is [N, H, W, C] or ambiguous, as in the pass that inserts the operator."""
+    """Return True if the memory order is [N, H, W, C] or ambiguous. The pass that inserts the operator uses the same rule."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)
@@ -130,7 +130,7 @@ def _is_channels_last(x: View) -> bool:
 
 @kernel("cortex_m::pad.out")
 def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: int, out: View) -> None:
-    """out = x padded with one integer value. The padding sizes are for four dimensions in memory order."""
+    """Pad x with one integer value. The padding sizes are for four dimensions in memory order."""
     _int8(x, out)
     order = (0, 3, 1, 2) if _is_channels_last(x) else (0, 1, 2, 3)
     inner = out

@@ -40,7 +40,7 @@ def with_scalar(dtype: str, number: Number) -> str:
 
 
 def computing(dtype: str) -> str:
-    """Return the dtype in which C code computes ``dtype``: float32, int32 or int64."""
+    """Return the dtype in which C code computes with values of ``dtype``: float32, int32 or int64."""
     if dtype in ("float32", "int64", "int32"):
         return dtype
     if dtype == "uint32":
@@ -51,7 +51,7 @@ def computing(dtype: str) -> str:
 
 
 def scalar(w: Writer, number: Number, dtype: str) -> View:
-    """Declare a number as a constant and return it as a tensor without dimensions."""
+    """Declare a number as a constant, and return a view of it with rank 0."""
     return View(w.numbers([number], dtype), dtype, (), ())
 
 
@@ -73,7 +73,7 @@ def compute(
     parameters: str = "0",
     order: Sequence[int] | None = None,
 ) -> None:
-    """Call a row function that has fixed dtypes, converting operands of other dtypes.
+    """Add a call of a row function that has fixed dtypes. Convert operands of other dtypes.
 
     Args:
         views: The output, followed by the inputs.

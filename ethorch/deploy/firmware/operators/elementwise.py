@@ -1,8 +1,9 @@
 """Elementwise operators with broadcasting, and tables that map ATen names to C row functions.
 
-Arithmetic, rounding, comparisons and logical operators are bit-equal to ExecuTorch's runtime on the host. docs/cpu-kernels.md
-lists the errors of functions such as exp.
+Results of arithmetic, rounding, comparisons and logical operators equal those of ExecuTorch's runtime on the host, bit for bit.
 """
+
+# docs/cpu-kernels.md lists the errors of functions such as exp.
 
 from __future__ import annotations
 
@@ -165,9 +166,9 @@ def rsub(w: Writer, x: View, y: Number, alpha: Number, out: View) -> None:
 
 @kernel("aten::div.out", "aten::div.Scalar_out")
 def div(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """out = x / y in float32, also for integers.
+    """Compute x / y in float32, even if both are integers.
 
-    Division by a single float is computed as x * (1 / y), as in ExecuTorch's optimized host kernels.
+    If y is a single float, compute x * (1 / y), as in ExecuTorch's optimized host kernels.
     """
     need_float32(x.dtype)
     divisor = y if isinstance(y, View) else scalar(w, y, "float32")
@@ -179,7 +180,7 @@ def div(w: Writer, x: View, y: View | Number, out: View) -> None:
 
 @kernel("aten::div.out_mode", "aten::div.Scalar_mode_out")
 def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) -> None:
-    """out = x / y, rounded by ``mode``: ``trunc`` or ``floor``."""
+    """Compute x / y with the rounding ``mode``: ``trunc`` or ``floor``."""
     if mode is None:
         div(w, x, y, out)
         return
@@ -189,13 +190,13 @@ def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) 
 
 @kernel("aten::floor_divide.out")
 def floor_divide(w: Writer, x: View, y: View, out: View) -> None:
-    """out = floor(x / y). Integer division by 0 returns 0, but raises an error in ExecuTorch's runtime."""
+    """Compute floor(x / y). Integer division by 0 returns 0, whereas ExecuTorch's runtime raises an error."""
     _in(w, "floor_divide", promote(x.dtype, y.dtype), out, x, y)
 
 
 @kernel("aten::remainder.Tensor_out", "aten::remainder.Scalar_out")
 def remainder(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """out = the remainder of x / y. It has the sign of y for floats and the sign of x for integers, as in ExecuTorch's kernels."""
+    """Compute the remainder of x / y, with the sign of y for floats and the sign of x for integers, as in ExecuTorch's kernels."""
     a, b, dtype = _pair(w, x, y)
     _in(w, "remainder" if dtype == "float32" else "fmod", dtype, out, a, b)
 
@@ -234,7 +235,7 @@ _LIMITS: dict[str, tuple[Number, Number]] = {
 
 @kernel("aten::clamp.out")
 def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View) -> None:
-    """out = min(max(x, low), high). NaN remains NaN."""
+    """Compute min(max(x, low), high). NaN remains NaN."""
     dtype = x.dtype
     for bound in (low, high):
         dtype = dtype if bound is None else promote(dtype, with_scalar(dtype, bound))
@@ -271,7 +272,7 @@ def leaky_relu(w: Writer, x: View, slope: Number, out: View) -> None:
 
 @kernel("aten::elu.out")
 def elu(w: Writer, x: View, alpha: Number, scale: Number, input_scale: Number, out: View) -> None:
-    """out = scale * (x if x > 0, else alpha * (e^(x * input_scale) - 1))."""
+    """Compute scale * x for x > 0, and scale * alpha * (e^(x * input_scale) - 1) otherwise."""
     need_float32(x.dtype)
     numbers = w.numbers([alpha, scale, input_scale], "float32")
     compute_in(w, "etk_elu_f32", "functions.c", ("float32",), "float32", (out, x), numbers)
@@ -279,7 +280,7 @@ def elu(w: Writer, x: View, alpha: Number, scale: Number, input_scale: Number, o
 
 @kernel("aten::gelu.out")
 def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
-    """out = x * Phi(x), computed with erf or with the ``tanh`` approximation."""
+    """Compute x * Phi(x) with erf or with the ``tanh`` approximation."""
     need_float32(x.dtype)
     name = "etk_gelu_tanh_f32" if approximate == "tanh" else "etk_gelu_f32"
     compute_in(w, name, "functions.c", ("float32",), "float32", (out, x))
@@ -311,7 +312,7 @@ def masked_fill(w: Writer, x: View, mask: View, value: Number, out: View) -> Non
 
 @kernel("aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out")
 def pow(w: Writer, x: View | Number, y: View | Number, out: View) -> None:
-    """out = x to the power of y, in float32."""
+    """Raise x to the power of y in float32."""
     views = [value if isinstance(value, View) else scalar(w, value, "float32") for value in (x, y)]
     if out.dtype != "float32":
         raise Refused(

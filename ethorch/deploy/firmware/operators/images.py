@@ -1,4 +1,4 @@
-"""Image resizing, and matrix products in float32.
+"""Image resizing, and float32 matrix products.
 
 Sums are computed in index order. ExecuTorch's optimized host kernels add in other orders, so the last digits can differ.
 """

@@ -1,6 +1,6 @@
 """Embeddings, gathers, scatters and indexing with tensors.
 
-A call with an out-of-range index fails, as in ExecuTorch's runtime, but its output can differ.
+A call with an out-of-range index fails, as in ExecuTorch's runtime. The outputs of failed calls can differ from the runtime's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool,
 
 @kernel("aten::gather.out")
 def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -> None:
-    """out[i, j] = x[index[i, j], j] for dim 0."""
+    """Compute out[i, j] = x[index[i, j], j] (for dim 0)."""
     if not x.rank:
         w.copy(out, x)
         return
@@ -110,7 +110,7 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
 
 @kernel("aten::scatter.src_out")
 def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
-    """out = x, then out[index[i, j], j] = values[i, j] for dim 0."""
+    """Copy x to out, then set out[index[i, j], j] to values[i, j] (for dim 0)."""
     _scatter(w, "etk_put", x, dim, index, values, out)
 
 
@@ -127,14 +127,14 @@ def _sum_of(dtype: str) -> str:
 
 @kernel("aten::scatter_add.out")
 def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
-    """out = x, then out[index[i, j], j] += values[i, j] for dim 0."""
+    """Copy x to out, then add values[i, j] to out[index[i, j], j] (for dim 0)."""
     _scatter(w, _sum_of(x.dtype), x, dim, index, values, out)
 
 
 def _plan_walk(
     indexed_view: View, indices: Sequence[View | None], walk: Sequence[int]
 ) -> tuple[View, list[View], list[tuple[int, int]]]:
-    """Return the arguments ``places``, ``indices`` and ``axes`` of ``_write_walk`` for x[indices]."""
+    """Return the arguments ``places``, ``indices`` and ``axes`` with which ``_write_walk`` accesses x[indices]."""
     # The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
     at = [axis for axis, index in enumerate(indices) if index is not None]
     index_views = [index for index in indices if index is not None]
@@ -198,5 +198,5 @@ def index_put(w: Writer, x: View, indices: Sequence[View | None], values: View, 
 
 @kernel("aten::index_put_")
 def index_put_(w: Writer, out: View, indices: Sequence[View | None], values: View, accumulate: bool) -> None:
-    """out[indices] = values, or += if ``accumulate`` is True, where out is a mutable buffer."""
+    """Write values to out[indices] in a mutable buffer, or add them if ``accumulate`` is True."""
     _index_put(w, indices, values, accumulate, out)

@@ -18,7 +18,7 @@ def check_dtypes(values: View, codes: View) -> None:
 
 
 def add_parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
-    """Add an ``etk_quantization`` constant, and return the C expression of its address."""
+    """Declare an ``etk_quantization`` constant, and return a C expression for its address."""
     numbers = (integer_text(number) for number in (zero_point, max(low, -(2**31)), min(high, 2**31 - 1)))
     return "&" + w.constant("etk_quantization {}", braces([float_text(scale), *numbers]))
 
@@ -34,7 +34,7 @@ def _inverse(scale: float) -> float:
 
 @kernel("quantized_decomposed::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
-    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high), in float32, with ties to even."""
+    """Compute clamp(nearest(x * (1 / scale)) + zero_point, low, high) in float32. ``nearest`` rounds ties to even."""
     check_dtypes(x, out)
     parameters = add_parameters(w, _inverse(scale), zero_point, low, high)
     w.map(f"etk_quantize_{SUFFIX[out.dtype]}", "quantize.c", [out, x], parameters)
@@ -44,7 +44,7 @@ def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: 
 def dequantize_per_tensor(
     w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
-    """out = float32(x - zero_point) * float32(scale)."""
+    """Compute float32(x - zero_point) * float32(scale)."""
     check_dtypes(out, x)
     w.map(f"etk_dequantize_{SUFFIX[x.dtype]}", "quantize.c", [out, x], add_parameters(w, scale, zero_point, low, high))
 
@@ -101,7 +101,7 @@ def dequantize_per_channel(
 
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
 def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
-    """Quantize with a float64 scale and an int64 zero point in one-element tensors."""
+    """Quantize with a float64 scale and an int64 zero point, each in a one-element tensor."""
     check_dtypes(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
     w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], add_parameters(w, 1.0, 0, low, high))
@@ -111,7 +111,7 @@ def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: 
 def dequantize_by_tensors(
     w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
-    """Dequantize with a float64 scale and an int64 zero point in one-element tensors."""
+    """Dequantize with a float64 scale and an int64 zero point, each in a one-element tensor."""
     check_dtypes(out, x)
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_drop_axes(scale, zero_point)])
 

@@ -1,7 +1,6 @@
 """Reductions, argmax and argmin, top-k, cumulative sums, softmax and normalization.
 
-A reduction applies a binary function in a loop over the input. Reduced axes have stride 0 in the output. Sums are computed in index
-order. ExecuTorch's runtime on the host splits some sums, so the last digits of floats can differ.
+Sums are computed in index order. ExecuTorch's host runtime computes some sums in parts, so the last digits of floats can differ.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Dims = Sequence[int]
 
 
 def _axes(x: View, dims: Dims | None) -> list[int]:
-    """Return the reduced axes in ascending order: all axes if ``dims`` is empty or absent."""
+    """Return the reduced axes in ascending order. Empty or absent ``dims`` select all axes."""
     return sorted({x.axis(dim) for dim in dims}) if dims and x.rank else list(range(x.rank))
 
 
@@ -31,7 +30,7 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 
 
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
-    """out = function(x, out) for each x in index order."""
+    """Compute out = function(x, out) for each element x in index order. Reduced axes have stride 0 in the output."""
     # The inner loop runs along either the kept or the reduced axes, whichever have more elements. If dtypes are converted, it
     # runs along the kept axes, because the elements of a converted row must have different outputs.
     if not x.numel:
@@ -112,7 +111,7 @@ def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> Non
 
 @kernel("aten::amax.out")
 def amax(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = the maximum over axes; NaN propagates."""
+    """Compute the maximum over axes. NaN propagates."""
     _extreme(w, "maximum", x, dims, out)
 
 
@@ -218,7 +217,7 @@ def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices
 
 @kernel("aten::topk.values")
 def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
-    """Compute the k largest or smallest elements along an axis, sorted, and their indices. Equal elements are in index order."""
+    """Compute the k largest or smallest elements along an axis in sorted order, and their indices. Ties are in index order."""
     if x.dtype not in _PLACES or x.dtype == "bool":
         raise refuse_dtype(x.dtype, ", ".join(_PLACES[:-1]))
     if not values.numel:
@@ -260,7 +259,7 @@ def log_softmax(w: Writer, x: View, dim: int, half_to_float: bool, out: View) ->
 def native_layer_norm(
     w: Writer, x: View, shape: Dims, weight: View | None, bias: View | None, eps: float, out: View, mean: View, rstd: View
 ) -> None:
-    """out = (x - mean) / sqrt(variance + eps) * weight + bias over the last axes."""
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias over the last axes."""
     if x.dtype != "float32":
         raise refuse_dtype(x.dtype, "float32")
     if not x.numel:
@@ -301,7 +300,7 @@ def native_batch_norm(
     saved_mean: View,
     saved_factor: View,
 ) -> None:
-    """out = (x - mean) / sqrt(variance + eps) * weight + bias per channel."""
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias per channel."""
     for view in (x, mean, variance, *(view for view in (weight, bias) if view is not None)):
         if view.dtype != "float32":
             raise refuse_dtype(view.dtype, "float32")

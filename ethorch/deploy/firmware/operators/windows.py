@@ -81,7 +81,7 @@ def avg_pool2d(
 
 @kernel("aten::_adaptive_avg_pool2d.out")
 def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
-    """out = the mean of one window for each output element. All windows have the same size."""
+    """Average one window for each output element. All windows have the same size."""
     rest = [x.shape[axis] % out.shape[axis] for axis in (-2, -1)]
     if any(rest):
         text = f"expected an output size that divides the input size {list(x.shape[-2:])}, got {list(out.shape[-2:])}"
@@ -94,7 +94,7 @@ def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
 def max_pool2d_with_indices(
     w: Writer, x: View, kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool, out: View, places: View
 ) -> None:
-    """out = the maximum of each window; places = the index of the maximum in its plane."""
+    """Compute the maximum of each window, and the index of the maximum in its plane."""
     if x.dtype not in ("float32", "int8", "uint8", "int16", "int32"):
         raise refuse_dtype(x.dtype, "float32, int8, uint8, int16, int32")
     if not out.numel:
@@ -118,7 +118,7 @@ def convolution(
     groups: int,
     out: View,
 ) -> None:
-    """out = the float32 convolution of an image or a sequence. Transposed convolutions are not supported."""
+    """Convolve an image or a sequence in float32. Transposed convolutions are not supported."""
     if x.dtype != "float32" or weight.dtype != "float32":
         raise refuse_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
     if transposed or x.rank not in (3, 4):
@@ -150,7 +150,7 @@ def convolution(
 
 
 def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
-    """Copy the input to the middle of the output. Return (axis, padding before, padding after), last axis first."""
+    """Copy the input to the interior of the output. Return tuples (axis, padding before, padding after), last axis first."""
     if any(size < 0 for size in pad):
         text = f"expected nonnegative padding, got {list(pad)}"
         raise Refused("argument", text, "Slice the input instead of padding it with negative sizes (x[..., 1:]).")
@@ -163,7 +163,7 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 
 
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
-    """Copy ``x`` into ``out``, and yield (view of ``out``, axis, axis size, padding before, padding after) for each axis."""
+    """Copy ``x`` into ``out``. For each axis, yield (view of ``out``, axis, axis size, padding before, padding after)."""
     # The view includes the borders of earlier axes.
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
@@ -177,7 +177,7 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
 
 @kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
 def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x padded by reflection, axis by axis."""
+    """Pad x by reflection, axis by axis."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
         w.copy(part.slice(axis, 0, before), part.slice(axis, before + 1, 2 * before + 1).flip([axis]))
         w.copy(part.slice(axis, size - after, size), part.slice(axis, size - 2 * after - 1, size - after - 1).flip([axis]))
