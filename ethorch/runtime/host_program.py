@@ -92,8 +92,9 @@ class HostProgram:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
         Results equal those of separate calls. CPU operators always run one sample at a time. Delegates also run one sample at a
-        time if calls depend on previous calls (``many.keeps_state``), or if a command stream has branches. The same applies to small
-        networks, to networks with more than eight delegates, and to programs loaded with ``machine``, ``trace`` or ``etdump``.
+        time if calls depend on previous calls (``many.keeps_state``), or if a command stream has branches. The same applies to
+        small networks, to networks with more than eight delegates, and to programs loaded with ``machine``, ``trace`` or
+        ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
