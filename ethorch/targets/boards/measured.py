@@ -165,7 +165,7 @@ class Spread:
 
     Attributes:
         count: Number of measurements.
-        of: Measured boards: ``this board`` or ``boards with silicon``.
+        of: Measured boards, either ``this board`` or ``boards with silicon``.
     """
 
     low: float
