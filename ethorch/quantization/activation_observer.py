@@ -34,19 +34,19 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Range of the mathematical function, e.g. 0..1 for softmax. A smaller observed range is used instead, which
-            improves the SQNR by up to 6 dB, e.g. for attention over hundreds of tokens.
+        fixed_range: Range of the function that computes the value, e.g. 0..1 for softmax. A smaller observed range replaces it,
+            which improves the SQNR by up to 6 dB, e.g. for attention over hundreds of tokens.
 
     Attributes:
         name: FX node of the value, for messages.
         domain: Domain of the operator that reads the value, e.g. -1..1 for asin, which limits the range.
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
-        center: (zero point, factor), or None. The zero point is used if the quantization step grows at most by the factor.
-        sums: Observers of the sums of this value and scores, used if ``masked`` is set.
+        center: (zero point, factor), or None. The zero point is used if it increases the scale by at most this factor.
+        sums: If this value is a mask, observers of the sums of scores and the mask. Used if ``masked`` is set.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether the value is a program input, for which statistics are recorded.
-        seen: Observations, except the histogram.
+        seen: Statistics of the observed values, except the histogram.
     """
 
     min_val: Tensor
@@ -102,7 +102,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     @property
     def leader(self) -> ActivationObserver | Follower | None:
-        """The observer that provides the quantization parameters, or None."""
+        """The observer whose quantization parameters this observer uses, or None."""
         return self._leaders[0] if self._leaders else None
 
     @property
@@ -110,7 +110,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._sums
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe ``x`` and return it without a gradient, because calibration does not train.
+        """Observe ``x`` and return it without a gradient, which calibration does not need.
 
         Raises:
             QuantizationError: ``x`` contains NaN.
@@ -163,7 +163,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add values to the histogram, after doubling the width of its bins until it covers the magnitude ``largest``."""
+        """Double the bin width until the histogram covers the magnitude ``largest``, and add ``values`` to the histogram."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -178,7 +178,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             seen.nonzero += float((values != 0).sum())
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point). Each tensor has one element.
+        """Return (scale, zero point), as tensors with one element each.
 
         Raises:
             QuantizationError: No value was observed.
@@ -227,7 +227,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def fills(self, limits: tuple[float, float]) -> bool:
         """Return True if the observed range covers ``limits``, or if all values are 0.
 
-        For a symmetric range, only the larger magnitudes are compared.
+        If quantization is symmetric, only the largest magnitudes of the two ranges are compared.
         """
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
@@ -253,13 +253,13 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Narrow a range to the neighborhood of the thresholds. Values outside it saturate, which does not change comparisons."""
+    """Narrow a range around ``thresholds``. Saturation outside the new range does not change comparisons with the thresholds."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
 
 def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
-    """Return the (scale, zero point) that map a real range to all integer values.
+    """Return the (scale, zero point) that map a real range to the range of integer values.
 
     The zero point is 0 for int16, as the NPU requires, and for int32, because any other value would overflow in ExecuTorch's
     kernel. int32 uses half of the integer values, because float32 cannot represent 2**31 - 1.

@@ -1,7 +1,6 @@
-"""Annotate operators for torchao, with one observer for all operators that the NPU executes together.
+"""Annotate operators for torchao, with one observer for each group of operators that the NPU executes together.
 
-A clamp shares the observer of the operator before it if that operator requantizes its result. A chain of pointwise operators on
-one tensor becomes a lookup table.
+A group is an operator and the clamp that it absorbs, or a chain of pointwise operators that becomes a lookup table.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class Scan:
     def find_chains(self, nodes: list[Node]) -> None:
         """Find the input tensor of each pointwise node's chain.
 
-        A result that is also read outside its chain is observed and starts a new chain. Operators that then depend on two
-        tensors must be observed as well, so the search repeats until it finds no new chain.
+        A result that is also read outside its chain is observed and starts a new chain. If an operator then depends on two
+        observed tensors, its result is observed as well. The search repeats until it finds no new chain.
         """
         while True:
             for node in nodes:

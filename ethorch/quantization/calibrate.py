@@ -31,7 +31,7 @@ Session = Sequence[tuple[str, Inputs]]
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Quantize a model by calibration. The result has copies of the buffers that the model writes.
+    """Quantize a model by calibration. The quantized model has copies of the buffers that the model writes.
 
     Args:
         model: Float model. A quantized model is returned unchanged.
@@ -65,8 +65,8 @@ def quantize_methods(
     Args:
         sessions: Sequences of calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
             calibration samples if there is a single model with samples, and to the example inputs otherwise.
-        alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
-        operators: Configs of operators by FX name. A config is ignored by models without its operator.
+        alternatives: Whether the models are the same model with different input shapes, and share all quantization parameters.
+        operators: Configs of operators by FX name. Models without the operator ignore its config.
 
     Raises:
         SpecError: No model contains an operator named in ``operators``.
@@ -118,7 +118,7 @@ def quantize_methods(
 
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
-    """Return the submodule names of all models, for messages, or ``["(none)"]``."""
+    """Return the submodule names of all models for a message, or ``["(none)"]`` if the models have no submodules."""
     return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 

@@ -120,7 +120,7 @@ class ShapeCheck(nn.Module):
 
 
 def check_shapes(model: GraphModule) -> None:
-    """Insert a ``ShapeCheck`` for the tensor inputs. ``convert_pt2e`` removes the check as dead code."""
+    """Insert a ``ShapeCheck`` for the tensor inputs of a graph. ``convert_pt2e`` removes the check as dead code."""
     places: list[Node] = model.graph.find_nodes(op="placeholder")
     inputs = [node for node in places if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:

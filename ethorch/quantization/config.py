@@ -58,7 +58,7 @@ class QuantizationConfig:
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
     def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of the input that ``node`` reads from ``input_node``. Subclasses can return a spec for each operator."""
+        """Return the spec of ``input_node`` as an input of ``node``. Subclasses can return a different spec for each operator."""
         return self.input_activation
 
     def get_output_act_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
@@ -139,7 +139,7 @@ def get_symmetric_a16w8_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
 
-    Compared with int8, the SQNR is 5 to 25 dB higher. The NPU needs two to four times the cycles, or up to 16 times for
+    Compared with int8, the SQNR is 5 to 25 dB higher. The NPU needs two to four times as many cycles, or up to 16 times as many for
     attention on U55.
 
     See :func:`get_symmetric_quantization_config` for the other arguments.
@@ -160,7 +160,7 @@ def get_symmetric_a16w8_quantization_config(
     if is_dynamic:
         raise QuantizationError(
             "config.dynamic_int16",
-            "expected is_dynamic=False, got True. Use int8, because torchao supports dynamic ranges only for 8 bits.",
+            "expected is_dynamic=False, got True. Use int8, because torchao supports dynamic ranges only for 8-bit activations.",
         )
     act = _activation(
         torch.int16,

@@ -1,7 +1,6 @@
 """Restrict weights to a few levels, or set some elements to zero, in training and in the quantized model.
 
-``ethorch.tuning.compress.constrain`` inserts the operator ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and
-the largest magnitude of each output channel is 127, so quantization preserves the constrained values.
+``ethorch.tuning.compress.constrain`` inserts the operator ``ethorch::constrained_weight`` before a layer.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> 
     Args:
         mask: Bool tensor with the weight's shape. False sets an element to zero.
         table: int64[255] with the level of each integer value in -127..127, or an empty tensor to disable rounding.
-        axis: Output channel axis. The largest magnitude of each channel maps to 127.
+        axis: Output channel axis. The largest magnitude of each channel maps to 127, so quantization preserves the levels.
     """
     masked = torch.where(mask, weight, 0.0)
     if not table.numel():
@@ -148,7 +147,7 @@ def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None
 
 
 def settle(prepared: GraphModule) -> None:
-    """Write a trained graph's constrained weights into the parameters, update scales, and restore torchao's modules."""
+    """Write a trained graph's constrained weights into the parameters, update scales, and restore torchao's original modules."""
     with torch.no_grad():
         for node in prepared.graph.nodes:
             module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None

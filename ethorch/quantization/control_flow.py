@@ -91,7 +91,7 @@ _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
-    """Yield (control-flow node, argument index, attribute name, description) of each subgraph."""
+    """Yield (control-flow node, argument index, attribute name, description) for each subgraph."""
     for node in model.graph.nodes:
         for part in subgraphs_of(node) if is_control_flow(node) else ():
             yield node, part.index, part.name, part.description
@@ -103,7 +103,7 @@ def quantize_with_submodules(
     if not samples:
         raise QuantizationError(
             "quantize.no_samples",
-            "expected calibration samples, got none. Pass at least one sample for each branch to quantize_with_submodules.",
+            "expected calibration samples, got none. Call quantize_with_submodules with at least one sample for each branch.",
         )
     inline_wrapped_graphs(model, PassContext(trainable=is_qat))
     for graph in model.modules():
@@ -125,7 +125,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Move parameters that branches receive as arguments into the branches, recursively, so that they are quantized once."""
+    """Move parameters that branches receive as arguments into the branches, recursively, so that each is quantized once."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
     """Run each branch that no sample reached, outer branches first.
 
     A branch of ``cond`` runs in place of the other branch, on up to 16 samples. A loop body runs once, on the operands of the
-    condition.
+    loop condition.
     """
     unreached, unseen = list[str](), list[str]()
     for branch in branches:

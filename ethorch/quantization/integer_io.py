@@ -1,7 +1,6 @@
 """Give programs int8, uint8 or int16 inputs and outputs, so that firmware needs neither float buffers nor conversions.
 
-The quantization parameters become constant methods of the .pte, with the names that ExecuTorch's passes use: ``input0_scale``,
-``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``, and likewise ``output0_...``.
+The quantization parameters become constant methods of the .pte, named as in ExecuTorch, e.g. ``input0_scale``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
-    """Return a copy of the graph whose quantized inputs and outputs have type ``io``.
+    """Return a copy of the graph in which quantized inputs and outputs have type ``io``.
 
     Args:
         quantized: Graph from ``convert_pt2e``, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
@@ -119,7 +118,7 @@ def _codes(node: Node) -> Codes:
 
 
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
-    """Add constant methods to a ``.pte``, one for each quantization parameter."""
+    """Add a constant method to a ``.pte`` for each quantization parameter, e.g. ``input0_zp`` or ``output0_quant_min``."""
     parsed = pte.read(program)
     methods = dict(parsed.methods)
     for name, parameters in codes.items():

@@ -1,4 +1,4 @@
-"""Share quantization parameters between a concatenation and the inputs that no other operator reads, to round only once."""
+"""Share quantization parameters between a concatenation and the inputs that only it reads, so that values are rounded once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
     """Share the observer of each concatenation with the inputs that only it reads, or with all inputs if they come from one tensor.
 
     A group of values that share an observer contains nodes whose results are observed, and edges (argument, reader) from
-    unquantized program inputs or constants. The observer is that of the first member.
+    unquantized program inputs or constants. The group uses the observer of its first member.
 
     Args:
         is_absorbed: Predicate for nodes that absorb a clamp, after which the observer is placed.

@@ -29,7 +29,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
     """Configure ethorch's observers. Observers of outputs that share the input's quantization parameters become followers.
 
     Args:
-        observers: Observers by node or edge (argument, node), changed in place.
+        observers: Observers keyed by node or edge (argument, node). They are changed in place.
     """
     inputs: set[Node] = set()  # if an input has two observers, only the first records statistics
     for key, observer in observers.items():
@@ -69,7 +69,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
 
 
 def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning, written: WrittenWeights) -> None:
-    """Set ``center`` for the int8 operand that the NPU converts to weights in each matrix product."""
+    """Set ``center`` for each matrix product, in the observer of the int8 operand that the NPU converts to weights."""
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         factors = None if spec is None else spec.rule(node).factors

@@ -1,7 +1,6 @@
 """Detect additive masks that are passed as float inputs.
 
-Such an input mixes masking values, such as -inf, with ordinary biases. Only calibration distinguishes masks from other addends.
-The ranges of the mask and the sum are extended so that the mask's lowest integer value moves any score below all unmasked scores.
+Such an input mixes masking values, such as -inf, with ordinary biases. Only calibration distinguishes masks from other inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection in observers of softmax inputs, of program inputs that are added to them, and of the sums."""
+    """Enable mask detection for program inputs that are added to scores, for the sums, and for softmax inputs.
+
+    The ranges of the mask and the sum are extended, so that a masked score is always below all unmasked scores.
+    """
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:
             scores = find_leader(observers.get((node.args[0], node)))

@@ -115,8 +115,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Quantize the nodes that ``node_finder`` returns.
 
         Args:
-            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. Called before the graph is
-                decomposed, and again when it is annotated.
+            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. It is called before the graph
+                is decomposed, and again when the graph is annotated.
         """
         self.settings.finders.append((node_finder, quantization_config))
         return self

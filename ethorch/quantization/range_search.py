@@ -1,8 +1,4 @@
-"""Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
-
-The error consists of rounding, clipping of calibration values, and clipping of unseen values. The last term is estimated from the
-variation of the extremes between inputs, and matters for small tensors, such as logits.
-"""
+"""Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ def bin_centres(reach: float) -> Floats:
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent of the values, with equally many values below and above."""
+    """Return the (low, high) that enclose ``percentile`` percent of the values, with equal numbers of values below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -72,6 +68,9 @@ def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[f
 
 def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
     """Return the (low, high) with the least expected squared error.
+
+    The error includes rounding, and the clipping of calibration values and of unseen values. Clipping of unseen values is
+    estimated from the variation of the extremes between inputs. It matters for small tensors, such as logits.
 
     Args:
         seen: Observations with a positive reach and nonzero elements.
@@ -125,7 +124,7 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return (standard deviation of an input's extreme, degrees of freedom). If the deviation is 0, the range is not widened."""
+    """Return the (standard deviation, degrees of freedom) of an extreme. If the deviation is 0, the range is not widened."""
     # If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0

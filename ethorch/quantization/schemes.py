@@ -40,7 +40,7 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return the submodule names of ``module`` among ``name`` and, for a wrapped model, ``module.<name>``."""
+    """Return those of ``name`` and ``module.<name>`` (for a wrapped model) that are names of submodules of ``module``."""
     names = {submodule for submodule, _ in module.named_modules()}
     return [submodule for submodule in (name, f"module.{name}") if submodule in names]
 

@@ -45,11 +45,11 @@ class Settings:
         return any(config is not None and config.is_qat for config in configs)
 
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
-        """Return a function from a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
+        """Return a function that maps a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
 
         A node from a decomposition also matches settings for the name or target of its composite operator. If there is a global
         config, an unmatched operator without weights (relu, add, cat, pool, matmul, view) adopts the config that all its
-        neighbors share. Neighbors that may also adopt a config are replaced by their own neighbors, so that values between
+        neighbors share. If a neighbor may also adopt a config, its own neighbors are considered instead, so that values between
         16-bit modules remain 16-bit. Operators next to a float module use the global config.
 
         Args:
@@ -70,7 +70,7 @@ class Settings:
         return config_of
 
     def match_explicit(self, model: GraphModule, warn: bool = False) -> Callable[[Node], tuple[Config] | None]:
-        """Return a function from a node to (config,) of the matching setting, or to None if only the global setting matches.
+        """Return a function that maps a node to (config,) of the matching setting, or to None if only the global setting matches.
 
         Args:
             warn: Whether to log finders that do not return any node.

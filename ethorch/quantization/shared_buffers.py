@@ -52,7 +52,7 @@ def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
 
 @contextmanager
 def start_from_initial_state(module: nn.Module) -> Iterator[None]:
-    """Set the buffers of a quantized model to their initial values inside the context, and restore them afterwards."""
+    """Set the buffers of a quantized model to their initial values. At the end of the context, restore their previous values."""
     with preserve_buffers(module.buffers()):
         for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
             module.get_buffer(name).copy_(contents)
@@ -77,7 +77,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
 
     Args:
-        alternatives: Whether the models are the same module at several shapes, and therefore share all operators.
+        alternatives: Whether the models are the same module with different input shapes, and therefore share all operators.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}

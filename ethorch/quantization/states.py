@@ -32,7 +32,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     quantized. A program input that is written unmodified is quantized like the buffer.
 
     Args:
-        model: Annotated graph whose writes are ``copy_`` nodes.
+        model: Annotated graph in which ``copy_`` nodes write the buffers.
     """
     numbers = {node: number for number, node in enumerate(nodes)}
 

@@ -1,8 +1,4 @@
-"""Fold batch norms into convolutions after quantization-aware training.
-
-``prepare_qat_pt2e`` emits ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps), which equals
-``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would take 15 s to find this expression.
-"""
+"""Fold batch norms into convolutions after quantization-aware training."""
 
 from __future__ import annotations
 
@@ -28,7 +24,11 @@ class _TrainedNorm:
 
 
 def fold_trained_batch_norms(prepared: GraphModule) -> int:
-    """Fold every matching batch norm in place, and return the number of folded batch norms. ``convert_pt2e`` folds the others."""
+    """Fold batch norms of a graph from ``prepare_qat_pt2e``, in place, and return the number of folded batch norms.
+
+    ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps) becomes
+    ``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would take 15 s to find this expression.
+    """
     norms = [trained for node in list(prepared.graph.nodes) if (trained := _match_trained_norm(node)) is not None]
     with torch.no_grad():
         for number, trained in enumerate(norms):

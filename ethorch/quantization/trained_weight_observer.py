@@ -12,7 +12,7 @@ _TRIED = 15  # number of scales to try in each step; more have no benefit, becau
 
 
 class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """An observer that selects each channel's range with the least squared error for the current weight."""
+    """An observer that selects, for each channel, the range with the least squared error for the current weight."""
 
     min_val: Tensor
     max_val: Tensor

@@ -1,8 +1,6 @@
 """Rewrite attention masks into a form that quantization supports.
 
-User code masks scores with -inf, -1e9 or the minimum float, using ``masked_fill``, ``where`` or an added mask. A range that
-includes such a number leaves no integer values for the scores. All masks become ``masked_fill`` with ``MASKED``, which maps to the
-lowest integer value. The ``masked_fill`` is placed after operators that scale, add, concatenate or clamp the scores.
+All masks become ``masked_fill`` with ``MASKED``, which maps to the lowest integer value of the scores.
 """
 
 from __future__ import annotations
@@ -30,7 +28,11 @@ aten = torch.ops.aten
 
 
 def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every mask that contains a number of at most ``HUGE`` with ``masked_fill``, except in excluded nodes."""
+    """Replace every mask that contains a number of at most ``HUGE`` with ``masked_fill``, except in excluded nodes.
+
+    If the observed range included such a number, it would leave no integer values for the scores. The ``masked_fill`` is placed
+    after operators that scale, add, concatenate or clamp the scores.
+    """
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or context.is_excluded(node) or not is_float(node):

@@ -1,7 +1,6 @@
-"""Replace complex tensors with pairs of real tensors, and Fourier transforms with constant matrix products.
+"""Replace complex tensors with pairs of real tensors, and Fourier transforms with multiplications by constant matrices.
 
-The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, FNet, GFNet,
-``torch.stft``, and rotary embeddings with ``view_as_complex`` are fully delegated.
+The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors, or none if an operator is excluded or has no rule.
+    """Replace all complex tensors, or none of them if an operator that uses them is excluded or has no lowering rule.
 
     Run ``functionalize`` and ``fold_constants`` first.
     """
@@ -71,7 +70,7 @@ def is_complex(node: Node) -> bool:
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule of a node that computes or reads complex tensors, or None."""
+    """Return the lowering rule of a node that computes or reads complex tensors, or None."""
     if node.op == "get_attr":
         return _move
     name = op_name(node.target) if node.op == "call_function" else ""

@@ -73,7 +73,7 @@ def _copy_outputs(graph_module: GraphModule) -> None:
 
 
 def promote_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert integer constants to float if an elementwise operator combines them with floats (``x * torch.arange(8)``)."""
+    """Convert integer constants to float if an elementwise operator combines them with floats (e.g. ``x * torch.arange(8)``)."""
     for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not pointwise or not is_float(node):
@@ -95,8 +95,8 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integers that an elementwise operator or ``cat`` combines with floats, so that they are quantized.
 
-    Tensors of int64 are always cast, and other types only if all float operands are constants. Python integers become floats,
-    because ExecuTorch would create int64 tensors and cast them in every call.
+    int64 tensors are always cast, but other integers only if all float operands are constants. Python integers become floats,
+    because ExecuTorch would otherwise create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
-    """Decompose composite operators recursively. Excluded operators, and operators with data-dependent shapes, remain."""
+    """Decompose composite operators recursively. Excluded operators, and operators with data-dependent shapes, do not change."""
     pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
     relaid: set[Node] = set()  # nodes whose strides differ from the strides of the nodes that they replace
     while pending:
@@ -115,7 +115,7 @@ def _reads_floats(node: Node) -> bool:
 
 
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
-    """Return PyTorch's decomposition of an operator without an OpSpec (``torch.multiply``, ``vstack``, ``lerp``)."""
+    """Return PyTorch's decomposition of an operator without an OpSpec (e.g. ``torch.multiply``, ``vstack``, ``lerp``)."""
     # Return None if PyTorch does not define one, or if the decomposition contains unsupported operators.
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:
@@ -170,7 +170,7 @@ def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that the clamp has no cost."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that relu can be absorbed."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
@@ -204,7 +204,7 @@ def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambd
     ``convert_pt2e`` interprets other forms as training, and takes 10 s to export 96 patterns that match them.
 
     Args:
-        stays: Predicate for batch norms to convert, which will not be folded.
+        stays: Predicate for the batch norms to convert, i.e. those that will not be folded.
     """
     for node in filter(stays, list(model.graph.nodes)):
         if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":

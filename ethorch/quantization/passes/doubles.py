@@ -18,7 +18,7 @@ _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def narrow_doubles(graph_module: GraphModule, context: PassContext) -> None:
-    """Narrow float64 and complex128 constants and results, except in excluded nodes and program outputs."""
+    """Narrow float64 and complex128 to float32 and complex64, except in excluded nodes and program outputs."""
     graph, changed = graph_module.graph, set[Node]()
     mode = detect_fake_mode([node.meta["val"] for node in graph.nodes if "val" in node.meta])
     output = graph.output_node()

@@ -1,8 +1,6 @@
 """Compute mixtures of experts without sorting.
 
-The library ``transformers`` sorts rows by expert, multiplies each group by its expert's matrix (grouped product), and restores the
-order. Neither the NPU nor ExecuTorch has kernels for these operators. This pass copies each row to its expert's position in a
-longer row of zeros, and multiplies that row by the matrices of all experts in one linear layer.
+The library ``transformers`` sorts rows by expert, but neither the NPU nor ExecuTorch has a kernel for its grouped products.
 """
 
 from __future__ import annotations
@@ -27,7 +25,11 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped products with linear layers."""
+    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped products with linear layers.
+
+    Each row is copied to the position of its expert in a longer row of zeros. One linear layer then multiplies the longer row by
+    the matrices of all experts.
+    """
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]

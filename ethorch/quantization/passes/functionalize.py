@@ -38,8 +38,8 @@ _TRUTHS = {
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
     """Replace in-place operators in the graph and its control-flow subgraphs. The caller must recompile the graph.
 
-    Updates of batch norm counters remain. Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers
-    of a written buffer read a ``clone``.
+    Updates of batch norm counters are not replaced. Writes to a buffer or an input become one ``copy_`` at the end of the graph.
+    Readers of a written buffer read a ``clone``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, writes to an argument other than the first, or writes
@@ -91,7 +91,7 @@ class _View:
 
 
 class _Functionalizer:
-    """A pass that runs in graph order. Original nodes identify views of memory, and ``current`` returns their current values."""
+    """A pass in graph order. Original nodes identify views of memory, and ``current`` returns the nodes with the current values."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph
@@ -123,7 +123,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer with a ``clone`` in its readers, which would treat a get_attr node as constant."""
+        """Replace a written buffer with a ``clone`` in its readers, which would treat the get_attr node as a constant."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):
@@ -226,7 +226,7 @@ class _Functionalizer:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
-        """Replace ``dest.op_(...)`` with ``new = op(dest, ...)``, and write ``new`` through the view."""
+        """Replace ``dest.op_(...)`` with ``new = op(dest, ...)``, and write ``new`` to the tensors of which ``dest`` is a view."""
         schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None

@@ -1,9 +1,6 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions with lookup tables.
 
-An index is smaller than the size of the dim that it indexes, so it fits 32 bits. One cast after the input replaces a cast for each
-reader, and allows view operators, sums and comparisons of the index to run on the NPU. Floats computed
-from a position (angles of a rotary embedding) would lose all precision in int8. Because the size of the dim limits the
-positions, all values are computed in advance, as rows of a constant table.
+Floats that are computed from a position, such as the angles of a rotary embedding, would lose all precision in int8.
 """
 
 from __future__ import annotations
@@ -35,9 +32,10 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Insert one cast to int32 for each int64 input and mutable buffer that is used as an index.
 
-    The cast replaces the input in operators that move, add or compare it, in writes to a mutable buffer, and in remainders by
-    powers of two. If the target does not support GATHER, inputs and buffers that CPU kernels use as indices remain int64. For
-    comparisons with constants, other int64 inputs are clamped to the range of the constants, widened by one, before the cast.
+    An index fits in 32 bits, because it is smaller than the size of the dim. The cast replaces the input in operators that move,
+    add or compare it, in writes to a mutable buffer, and in remainders by powers of two. If the target does not support GATHER,
+    inputs and buffers that CPU kernels use as indices remain int64. For comparisons with constants, other int64 inputs are
+    clamped to the range of the constants, widened by one, before the cast.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -61,7 +59,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
-    """Move casts of int64 inputs to float before views, because the NPU does not support views of int64."""
+    """Cast int64 inputs to float before views instead of after them, because the NPU does not support views of int64."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):

@@ -1,7 +1,6 @@
 """Detect tensors that are added to scores as masks.
 
-A computed mask is a ``where``, a ``masked_fill``, or the product of a masking number and a tensor of zeros and ones. Other
-operators may then move and concatenate its elements.
+A mask is the result of ``where`` or ``masked_fill``, or the product of a masking number and a tensor of zeros and ones.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def is_unified(arg: Any) -> bool:
 
 
 def mask_scores(s: AtenBuilder, x: Node, mask: Truth) -> Node:
-    """Set ``x`` to ``MASKED`` where ``mask`` is True, in addition to the elements that ``x`` already masks."""
+    """Set elements of ``x`` to ``MASKED`` where ``mask`` is True. Elements that are already masked remain masked."""
     if is_unified(x):
         x, before = cast(tuple[Node, Node], x.args[:2])
         mask = unite(s, truth_of(s, before), mask)
@@ -90,7 +89,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return a number, or the maximum of a constant, if it is at most ``HUGE``. Otherwise, return None."""
+    """Return the value of a number, or the maximum of a constant, if it is at most ``HUGE``, or None otherwise."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
@@ -123,7 +122,7 @@ def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
 
 
 def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
-    """Emit ``where(condition, x, y)`` of numbers or constants as a mask, or return None if neither ``x`` nor ``y`` masks."""
+    """Convert ``where(condition, x, y)`` of constants to a mask, or return None if neither ``x`` nor ``y`` has masking values."""
     first, second = mask_of(s, x), mask_of(s, y)
     if first is None or second is None or not (first.masks or second.masks):
         return None
@@ -136,7 +135,7 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 
 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Emit the product of a masking number and a tensor of zeros and ones as a mask, or return None.
+    """Convert the product of a masking number and a tensor of zeros and ones to a mask. Return None for other products.
 
     If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
     """
@@ -165,7 +164,7 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Move the bool tensor of a mask as ``node`` moves the mask, or return None if this is not supported.
+    """Apply the data movement of ``node`` to the bool tensor of a mask. Return None if the movement is not supported.
 
     If ``node`` moves masked scores, the mask must have the full shape of the scores.
     """
@@ -190,7 +189,7 @@ def move_mask(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def gather_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Gather the bool tensor and the values of a constant mask separately, or return None."""
+    """Gather the bool tensor and the values of a constant mask separately, or return None if ``node`` does not gather a mask."""
     mask = mask_of(s, node.args[0]) if find(node.target) in PICKERS else None
     if mask is None or not mask.masks:
         return None

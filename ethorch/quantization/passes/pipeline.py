@@ -1,7 +1,6 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
-Passes transform the exported graph in place. After the last pass, the graph is read-only. ``after`` and ``before`` define
-the required order.
+Passes transform the exported graph in place. After the last pass, the graph is read-only.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
     """Run ``PASSES`` in place, and eliminate dead code after each pass. Except in training, dynamic dims remain dynamic.
 
     Raises:
-        QuantizationError: An in-place operator has no functional form, or a pass requires a data-dependent shape.
+        QuantizationError: An in-place operator has no functional form, or writes to a tensor with a data-dependent shape.
     """
     kind = "trainable" if context.trainable else "fixed"
     for each in PASSES:

@@ -55,7 +55,7 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
 
 
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
-    """Write the buffers ``names`` back unchanged, so that they are not treated as constants."""
+    """Add writes that leave the buffers ``names`` unchanged, so that these buffers are not treated as constants."""
     for name in names:
         first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
         for node in others:

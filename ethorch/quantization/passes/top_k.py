@@ -1,8 +1,6 @@
 """Replace ``torch.topk`` with repeated ``amax`` and ``argmax`` if k is at most 8.
 
-Reads and writes at the indices, as in a router of experts, use one-hot masks. The first of several equal values is chosen,
-whereas PyTorch does not define the choice. Because quantization makes more values equal, experts with similar scores may be
-swapped.
+Of equal values, the first is chosen. Quantization makes more values equal, so experts with similar scores may be swapped.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
     """Decompose each ``torch.topk`` with k <= 8 if only gather and scatter along the same dim read its indices.
 
-    A ``topk`` with unused indices, e.g. to select groups of experts, is decomposed only if another ``topk`` has indices in use.
+    A ``topk`` whose indices are unused (e.g. to select groups of experts) is decomposed only if those of another ``topk`` are used.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -50,7 +48,7 @@ def results(node: Node, index: int) -> list[Node]:
 
 
 def draw_top_k(s: AtenBuilder, topk: Node) -> None:
-    """Replace a ``topk``, and the reads and writes at its indices."""
+    """Replace a ``topk``, and replace the reads and writes at its indices with one-hot masks."""
     row, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
     assert isinstance(row, Node)
     numbers = s.constant(torch.arange(shape_of(row)[-1]))

@@ -1,4 +1,4 @@
-"""Create views of tensors, and write new values of a view back to the tensor."""
+"""Create views of tensors, and write new values of a view back to its tensor."""
 
 from __future__ import annotations
 

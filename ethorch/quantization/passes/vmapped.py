@@ -1,7 +1,6 @@
 """Replace ``torch.vmap`` and ``flex_attention`` with operators on batched tensors.
 
-Exported nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the batch, e.g. in
-masks.
+Exported nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the batch.
 """
 
 from __future__ import annotations
