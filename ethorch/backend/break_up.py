@@ -20,7 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if an operator may stay undecomposed: ethorch lowers it, and it neither mutates nor aliases its inputs."""
+    """Return True if ethorch lowers the operator without decomposition, and the operator neither mutates nor aliases its inputs."""
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
         return False

@@ -14,7 +14,7 @@ from executorch.devtools.bundled_program.serialize import serialize_from_bundled
 
 
 def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> bytes:
-    """Bundle a program with test cases, each with flat inputs and expected outputs of ``method``."""
+    """Bundle a program with test cases, each of which consists of flat inputs and expected outputs of ``method``."""
     suite = MethodTestSuite(
         method, [MethodTestCase(inputs=list(inputs), expected_outputs=list(outputs)) for inputs, outputs in cases]
     )

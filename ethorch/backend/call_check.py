@@ -16,7 +16,7 @@ from ethorch.support.wording import count_noun
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
-    """Raise EthorchError if payload and partition differ in the number, element sizes or shapes of inputs or outputs."""
+    """Raise EthorchError if a payload and its partition differ in the number, element sizes or shapes of inputs or outputs."""
     names = set(program.graph_signature.user_inputs)
     inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     outputs: list[Node] = []

@@ -17,7 +17,7 @@ from ethorch.tosa.limits import Limits
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Return the gathers and scatters that read a dequantized tensor and may stay on the CPU.
 
-    Scatters such as index_put and index_copy are included only if the result has the quantization parameters of that tensor.
+    Scatters such as index_put and index_copy are included only if the result has the quantization parameters of the tensor.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -31,7 +31,7 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
     """Apply gathers and scatters from ``find_picks`` to integer values, and dequantize the results.
 
-    Quantize nodes that would only undo this dequantization are removed.
+    Remove quantize nodes that would only undo this dequantization.
     """
     graph = program.graph
     for node in nodes:

@@ -1,7 +1,6 @@
 """Check at compile time that ExecuTorch has a kernel for each CPU operator.
 
-Desktop kernels are registered in this process. Portable kernels (for firmware) are listed in ExecuTorch's wheel. A missing kernel
-is only a warning, because users can link other kernels.
+A missing kernel causes only a warning, because users can link their own kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Return the reason if ExecuTorch lacks a desktop or portable kernel that supports a node, or None."""
+    """Return the reason if ExecuTorch has no desktop kernel or no portable kernel that supports a node, or None otherwise."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:

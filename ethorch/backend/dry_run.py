@@ -39,7 +39,7 @@ class DryRun:
     Attributes:
         report: PartitionReport of all programs processed so far.
         declined: Operators that the dry run accepted but Vela or the lowering of a delegate refused.
-        begins: Operators at which an overlong delegate is split, mapped to the number added to their level in ``group_nodes``.
+        begins: Operators that start a new delegate to shorten a stream, with the number added to their level in ``group_nodes``.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -50,11 +50,11 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return reasons for operators that the user refuses, or {} in the base class."""
+        """Return the reasons for operators that the user's checks refuse. The base class returns {}."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """Lower a graph until no further operator is refused. Return the nodes for the NPU and the reasons for other operators."""
+        """Lower a graph repeatedly until no further operator is refused. Return the NPU nodes and the reasons for CPU operators."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {
@@ -74,7 +74,7 @@ class DryRun:
             refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Change gathers and scatters on the CPU to read integer values."""
+        """Change gathers and scatters on the CPU to read integer values instead of dequantized tensors."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
         if picks:

@@ -88,7 +88,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that ExecuTorch must not decompose because the dry run assigns them to the NPU.
 
-        If such an operator also occurs on the CPU, also return a filter for the NPU nodes. ExecuTorch then decomposes twice.
+        If such an operator also runs on the CPU, the second result is a filter that accepts only the NPU nodes. ExecuTorch then
+        decomposes the program twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this method several times for one program
             return self._whole[1]
@@ -135,8 +136,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which must not change the program.
 
-        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``. Duplicate conversions, and operators
-        on constants, for each delegate that reads them.
+        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``. Copy conversions and constant
+        operators for each delegate that reads them.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

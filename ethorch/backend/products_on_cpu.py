@@ -47,7 +47,7 @@ _SUM_BYTES = 4  # scratch memory that CMSIS-NN requires per column
 def reason_for_cpu(node: Node) -> Reason | None:
     """Return the reason why a node was assigned to the CPU before partitioning, or None.
 
-    Operators from ``move_products_to_cpu`` are recognized by name because ExecuTorch's export drops ``LEFT_TO_CPU``.
+    Operators from ``move_products_to_cpu`` are recognized by name, because ExecuTorch's export drops the key ``LEFT_TO_CPU``.
     """
     if op_name(node.target) == QUANTIZED_PRODUCT:
         return REASON
@@ -95,7 +95,7 @@ def _define() -> torch.library.Library:
 
 
 def rename_kernels(program: bytes) -> bytes:
-    """Replace the operators from ``move_products_to_cpu`` in a ``.pte`` with ExecuTorch's kernel."""
+    """Replace the name of the operator from ``move_products_to_cpu`` in a ``.pte`` with the name of ExecuTorch's kernel."""
     if _OPERATOR.encode() not in program:
         return program
     parsed = pte.read(program)

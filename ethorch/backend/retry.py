@@ -76,7 +76,8 @@ def _decline(
     users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
 ) -> None:
     logger.warning(
-        "a delegate was refused; lowering again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
+        "a delegate was refused, so the program is lowered again without %s",
+        "; ".join(f"{place}: {reason.text}" for place, reason in new.items()),
     )
     for (edge, user), report in zip(users, before, strict=True):
         user.declined.update(new)

@@ -1,4 +1,4 @@
-"""Explain refusals caused by a float neighbor with the refusal of that neighbor."""
+"""Extend each refusal caused by a float neighbor with the reason for that neighbor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_consequence(reason: Reason) -> bool:
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return the refusals, and add the reason of a float neighbor to each refusal that the neighbor caused."""
+    """Return the refusals. If a float neighbor caused a refusal, the refusal includes the reason for that neighbor."""
     return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 

@@ -1,7 +1,6 @@
 """Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-ethorch and the Arm backend decompose different operators. A check for ``convolution`` must match ethorch's ``conv2d``, and a check
-for attention must match the products that the quantizer creates from attention.
+A check for ``convolution`` must match ``conv2d``, and a check for attention must match its matrix products.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class UserChecks:
                     logger.info("Rejected by %s: %s", name, node.name)
                 reason = Reason(
                     "user.check",
-                    f"rejected by {name}",
+                    f"the check {name} rejects the operator",
                     "Remove the check from additional_checks of the partitioner.",
                 )
                 refusals[node] = reason, bool(by_itself)

@@ -1,1 +1,1 @@
-"""Partition a converted graph, compile the partitions and write the ``.pte``, faster than ExecuTorch's lowering."""
+"""Partition a converted graph, compile the partitions and write the ``.pte``, without ExecuTorch's slower lowering."""

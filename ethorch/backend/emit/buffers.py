@@ -1,4 +1,4 @@
-"""Last reads of a graph's mutable buffers."""
+"""The last reads of a graph's mutable buffers."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ class Build:
     """A program, its delegates and the placement of each operator.
 
     Attributes:
-        pte: Contents of the file.
+        pte: Contents of the ``.pte``.
         partition: The operators on the NPU, and the reasons for operators on the CPU.
-        delegates: The delegates, in the order of the file.
+        delegates: The delegates, in the order of the ``.pte``.
         spec: The compile spec, including paths of ini files.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.
         states: The mutable buffers.

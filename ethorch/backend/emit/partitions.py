@@ -55,7 +55,7 @@ def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Partition:
-    """The TOSA graph of a partition, and the ``Tuning`` of its rewrites."""
+    """The TOSA graph of a partition, and the ``Tuning`` for the rewrites of this graph."""
 
     graph: TosaGraph
     tuning: Tuning
@@ -66,7 +66,7 @@ class PartitionedGraph:
     """A graph with one call of ``call_delegate`` for each partition.
 
     Attributes:
-        module: CPU operators and calls.
+        module: Graph of CPU operators and delegate calls.
         partitions: The partition of each call.
         report: Operators in the partitions, and the reasons for operators on the CPU.
         buffers: Names of the mutable buffers.
@@ -81,7 +81,7 @@ class PartitionedGraph:
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
     """Lower the partitions in a copy of a graph from ``convert_pt2e``.
 
-    Return the reason instead if the writer does not support the graph, e.g. because of control flow.
+    If the writer does not support the graph, e.g. because of control flow, return the reason instead.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph

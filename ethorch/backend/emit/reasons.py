@@ -1,4 +1,4 @@
-"""Reasons why ExecuTorch's lowering, not ethorch's writer, writes a program."""
+"""Reasons why ExecuTorch's lowering writes a program instead of ethorch's writer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int
     times lifetime, and by first write.
 
     Args:
-        tensors: Size in bytes, and indices of the writing and the last reading instruction, keyed by value index.
+        tensors: (size in bytes, index of the instruction that writes the tensor, index of the last instruction that reads it),
+            keyed by value index.
     """
     orders: tuple[Callable[[tuple[int, tuple[int, int, int]]], tuple[int, ...]], ...] = (
         lambda item: (-item[1][0], item[0]),
@@ -66,13 +67,13 @@ class Values:
         return self.like(node.meta["val"])
 
     def like(self, tensor: torch.Tensor, contents: int = 0) -> int:
-        """Add a contiguous tensor. ``contents`` is the index of the bytes in the program's constants, or 0."""
+        """Add a contiguous tensor. ``contents`` is the index of its initial value in the program, or 0 if it has no value."""
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape))), data=contents))
         return len(self.values) - 1
 
     def state(self, node: Node, name: str, contents: int, offset: int) -> int:
-        """Add a mutable buffer at byte ``offset`` of ``SHARED_MEMORY``, with initial value number ``contents``."""
+        """Add a mutable buffer at byte ``offset`` of ``SHARED_MEMORY``. ``contents`` is the index of the initial value."""
         number = self.tensor(node)
         self.values[number] = replace(self.values[number], place=(SHARED_MEMORY, offset), data=contents, extra=Extra(name=name))
         return number
@@ -86,7 +87,7 @@ class Values:
         return number
 
     def view(self, tensor: int, shape: tuple[int, ...]) -> int:
-        """Add a tensor with another shape at the same address."""
+        """Add a view of ``tensor`` with shape ``shape``, at the same address."""
         value = self.values[tensor]
         if value.shape == shape:
             return tensor

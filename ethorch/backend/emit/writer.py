@@ -39,7 +39,7 @@ _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT
 
 
 class Writer:
-    """A builder of a program that calls the same kernels as ExecuTorch's lowering.
+    """A builder of a program that calls the same kernels as a program from ExecuTorch's lowering.
 
     Call ``add_graph``, which needs no payloads and detects unsupported graphs, before ``program``.
 
