@@ -1,8 +1,6 @@
 """Bias correction and adaptive rounding.
 
-Nodes are computed one by one, once in float and once quantized. In the quantized run, each layer reads the outputs of corrected
-layers, so errors do not accumulate. Bias correction adds the mean error to the bias (Nagel et al. 2019, section 4.2, cited in
-``equalization``).
+Each layer is corrected on the outputs of the corrected layers before it, so errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -29,7 +27,9 @@ _ROWS = 4096  # approximate number of input rows from which the second moments o
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that the mean of each output channel of a quantized layer approaches the mean in float.
+    """Correct biases so that each output channel of a quantized layer has about the same mean as in float.
+
+    The mean error is added to the bias (Nagel et al. 2019, section 4.2, cited in ``equalization``).
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
@@ -62,7 +62,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all earlier nodes quantized."""
+    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all preceding nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
@@ -173,13 +173,13 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` for each channel. If the samples disagree, the mean is reduced."""
+    """Return the mean of ``exact - rough`` for each channel, shrunk toward 0 if it varies between samples."""
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean m of each column of float[samples, channels], times max(0, 1 - s^2 / m^2) for the standard error s."""
+    """Return the mean m of each column of float[samples, channels], times max(0, 1 - s^2 / m^2) with the standard error s of m."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

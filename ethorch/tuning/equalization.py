@@ -1,7 +1,6 @@
 """Cross-layer equalization: rescale channels of adjacent layers without changing the model's outputs.
 
-See Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. Equalization helps if
-weights are quantized per tensor, or if the ranges of an activation's channels differ.
+See Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ class _Layer:
 def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
     """Rescale pairs of layers so that each channel has the same weight range in the first and the second layer.
 
-    Pairs are convolutions or linear layers with only ReLU, leaky ReLU or pooling between them. Batch norms are folded first.
-    Parameters are changed in place, and outputs are preserved up to float rounding.
+    A pair is two convolutions or linear layers with only ReLU, leaky ReLU or pooling between them. Batch norms are folded first.
+    Parameters are changed in place, and outputs are preserved up to float rounding. Equalization helps if weights are quantized per
+    tensor, or if the ranges of an activation's channels differ.
 
     Args:
         model: Graph module from ``torch.export.export(...).module()``, in evaluation mode, not prepared.

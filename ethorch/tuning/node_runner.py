@@ -26,7 +26,7 @@ class NodeRunner:
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.
-        replace: Called before each node is computed.
+        replace: Function that is called before each node is computed, and can return the values of the node.
         write_back: Whether to run the nodes that write to buffers. Requires a single sample.
 
     Attributes:

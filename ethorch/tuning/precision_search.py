@@ -78,7 +78,7 @@ class MixedPrecision:
         raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. Use the names in
             ``modules`` of ``ethorch.compile``.
         steps: Attempts with their costs. Each step raises one more module than the step before.
-        reached: Whether ``model`` meets the target and the limit.
+        reached: Whether ``model`` meets the accuracy target and ``max_cycles``.
         unit: Heading of the metric. ``dB`` for SQNR.
     """
 
@@ -145,8 +145,8 @@ def mixed_precision(
 ) -> MixedPrecision:
     """Raise the precision of the most sensitive modules until the accuracy reaches a target.
 
-    The result is the first step that reaches the target, or otherwise the step with the best metric within the limit. A missed
-    target or limit causes a warning.
+    The result is the first step that reaches the target, or otherwise the step with the best metric within ``max_cycles``. A
+    missed target or budget causes a warning.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
@@ -155,20 +155,20 @@ def mixed_precision(
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Maximum of Vela's cycle estimate. Modules that would exceed the maximum are skipped.
         metric: Metric to use instead of SQNR, also for ``target_sqnr_db``. See ``ethorch.tuning.sensitivity``.
-        base: Config of modules that are not raised. Defaults to int8 with per-channel weights.
+        base: Config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
         judge: See ``ethorch.tuning.sensitivity``. The order of the modules is always measured with ``"quantized"``.
         progress: Called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a limit is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named
+        QuantizationError: Neither a target nor a budget is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named
             module is not quantized.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
         raise QuantizationError(
-            "mixed_precision.no_target", "expected a target or a limit, got neither. Set target_sqnr_db, max_cycles, or both"
+            "mixed_precision.no_target", "expected a target or a budget, got neither. Set target_sqnr_db, max_cycles, or both"
         )
     if to not in ("int16", "float"):
         raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")

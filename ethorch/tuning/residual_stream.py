@@ -1,7 +1,6 @@
 """Find the residual streams of transformers in an exported graph.
 
-A stream starts with rows of an embedding. Layers add to it, and each normalization that precedes a linear layer reads it. Any
-orthogonal matrix can rotate the channels of a stream if writers and readers are rotated as well.
+A stream starts with rows of an embedding. Layers add to it, and each normalization that precedes a linear layer reads it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Reader:
     """A linear layer that reads the stream.
 
     Attributes:
-        weight: Weight, summed over its ``axis``.
+        weight: Weight of the layer. Products are summed along ``weight.axis``.
         owner: Path of the module that computes the layer.
     """
 
@@ -249,6 +248,6 @@ class _Streams:
         if not readers:
             stream.refuse(f"an operator other than a linear layer reads {node}")
         elif bias is not None and bias.tensor.any() and any(reader.bias is None for reader in readers):
-            stream.refuse(f"{node} has a bias, but a linear layer that reads it does not")
+            stream.refuse(f"{node} has a bias, but a linear layer that reads its result has no bias")
         else:
             stream.norms.append(Norm(weight, bias, centers, readers))

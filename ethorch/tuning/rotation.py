@@ -1,8 +1,6 @@
 """Spread outliers of the residual stream over all channels, using an orthogonal matrix that is folded into parameters.
 
-Trained transformers have a few channels with large values, which reduce the resolution of the other channels. A random rotation
-spreads these values (QuaRot, Ashkboos et al. 2024). Layers that write to or read from the stream are rotated, and normalizations
-are invariant to the rotation.
+Outliers reduce the resolution of all other values. The rotation matrix is random (QuaRot, Ashkboos et al. 2024).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Move outliers of activations into weights.
 
-Channels with large values are divided by factors in a norm, and multiplied by them in the layers that read it. The factors are
-folded into parameters, so neither the model's function nor its cost changes (SmoothQuant, Xiao et al. 2022). For each activation,
-the strength that minimizes the error of the layers is selected (AWQ, Lin et al. 2023).
+Channel factors are folded into parameters, so the function and the cost of a model do not change (SmoothQuant, Xiao et al. 2022).
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ class Smoothed:
     """An activation whose factors were folded into parameters.
 
     Attributes:
-        source: Name of the first parameter that was divided.
-        readers: Names of weights that were multiplied.
-        strength: Exponent of the activation ranges.
+        source: Name of the first parameter that was divided by the factors.
+        readers: Names of weights that were multiplied by the factors.
+        strength: Exponent of the activation ranges in the factors.
         gain_db: Improvement of the layers' quantized outputs on the samples, in dB.
     """
 
@@ -58,6 +56,9 @@ class Smoothed:
 @exclusive()
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
     """Reduce outlier channels of activations by folding factors into parameters.
+
+    Channels with large values are divided by factors in the layer that computes the activation, and multiplied by them in its
+    readers. The exponent of the activation ranges minimizes the error of the readers (AWQ, Lin et al. 2023).
 
     Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are the outputs of normalizations
     with weights, and of linear layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A

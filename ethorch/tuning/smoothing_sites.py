@@ -129,7 +129,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters to divide so that a node's result is divided along its last axis, or ()."""
+        """Return the parameters to divide in order to divide a node's result along its last axis, or () if there are none."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)

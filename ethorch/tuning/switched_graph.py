@@ -102,7 +102,7 @@ class Switched:
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
-        """Return the outputs on the simulated NPU, computing operators with disabled switches in float on the CPU."""
+        """Return the outputs on the simulated NPU. Operators with disabled switches run in float on the CPU."""
         graph = copy.deepcopy(self._calibrated)
         for node in list(graph.graph.nodes):
             if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:

@@ -25,16 +25,16 @@ from ethorch.tuning.sample_runs import Inputs
 
 @exclusive()
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """Return a copy of a quantized model whose weights follow the recipes, for ``ethorch.compile``.
+    """Return a copy of a quantized model in which the weights follow the recipes, for ``ethorch.compile``.
 
-    Layers are processed in execution order, on the outputs of the compressed layers before them. Scales do not change, except
+    Layers are processed in execution order, and read the outputs of compressed layers. Scales do not change, except
     weight scales if the recipe contains ``bits`` or ``one-scale``.
 
     Args:
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
         recipes: Mapping from names in ``weights(quantized)`` to recipes, e.g. ``"16-values"``. See ``Plan.recipes``.
         samples: A few dozen input tuples, all held in memory.
-        bias: Whether to add the mean error of each layer's output to the layer's bias.
+        bias: Whether to correct each layer's bias by the mean error of the layer's output.
 
     Raises:
         QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or ``samples`` is empty.

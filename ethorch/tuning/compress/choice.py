@@ -48,7 +48,7 @@ class Price:
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
-    """Return choices with falling prices and growing noise, starting with the unchanged program.
+    """Return choices with decreasing prices and increasing noise, starting with the unchanged program.
 
     From one choice to the next, the recipe of one weight changes. The change with the largest savings per added noise comes first.
     Prices and noise are additive, so the noise of each choice is close to the minimum for its price.

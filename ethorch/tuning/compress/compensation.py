@@ -1,7 +1,6 @@
 """Apply a recipe to one weight.
 
-Columns are rounded one by one, and later columns compensate the output error (Frantar et al. 2022, GPTQ; Frantar and Alistarh
-2023, SparseGPT).
+Later columns compensate for the rounding of earlier columns (GPTQ, Frantar et al. 2022; SparseGPT, Frantar and Alistarh 2023).
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ class Problem:
     Attributes:
         codes: Quantized weight, int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over layers. None rounds elements independently.
-        channels: Number of input channels. K is channels x kernel elements, channels outermost.
+        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over layers. If None, elements are rounded
+            independently.
+        channels: Number of input channels. K is channels x kernel elements, with channels outermost.
     """
 
     codes: Tensor
@@ -56,7 +56,7 @@ class Problem:
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """The groups of columns in which 2:4 preserves two columns, sorted by falling importance.
+        """The groups of columns in which 2:4 preserves two columns, in order of decreasing importance.
 
         For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on. The last group may be shorter,
         because Vela accepts two of three columns.
@@ -89,7 +89,7 @@ class Problem:
 
     @cached_property
     def plain(self) -> tuple[Tensor, Tensor]:
-        """The columns by falling importance, and the factor for this order."""
+        """The columns in order of decreasing importance, and the factor for this order."""
         order = torch.argsort(self.by_column, descending=True)
         return order, self.factor(order)
 

@@ -24,7 +24,7 @@ class Constraint(nn.Module):
     """A parametrization that applies a recipe to a weight. The positions of zeros and the levels are chosen once.
 
     Args:
-        recipe: Recipe. ``one_scale`` is ignored.
+        recipe: Recipe to apply. ``one_scale`` is ignored.
         axis: Output channel axis.
     """
 
@@ -49,7 +49,7 @@ class Constraint(nn.Module):
 
 
 def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
-    """Constrain weights of a float model to recipes, also during training, and return the modified model.
+    """Constrain weights of a float model to follow recipes, also during training, and return the modified model.
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,

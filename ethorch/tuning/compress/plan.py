@@ -51,30 +51,30 @@ def plan(
     leave_out: Sequence[str] = (),
     quantizer: EthosUQuantizer | None = None,
 ) -> Plan:
-    """Choose a recipe for each weight to meet the limits with the least loss of accuracy.
+    """Choose a recipe for each weight to meet the budgets with the least loss of accuracy.
 
     For each recipe, the program is compiled once with all weights compressed, to obtain Vela's costs for each layer. The effect of
     the recipe on accuracy is predicted from the layers' inputs. Choices are then compiled and measured to find one that meets the
-    limits.
+    budgets.
 
     Args:
         model: Model in eval mode, or the output of ``ethorch.quantize``. A quantized model is its own reference for SQNR.
         samples: A few dozen input tuples, used for ranges, errors and accuracy.
         max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
         max_cycles: Maximum total NPU cycles, estimated by Vela.
-        min_sqnr_db: Minimum SQNR on the samples. If this is the only limit, the plan compresses as much as possible.
-        objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only limit.
+        min_sqnr_db: Minimum SQNR on the samples. If this is the only budget, the plan compresses as much as possible.
+        objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only budget.
         recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
         quantizer: Quantizer. Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: No limit is set, a recipe is invalid, ``samples`` is empty, or the model has no quantized weights.
+        QuantizationError: No budget is set, a recipe is invalid, ``samples`` is empty, or the model has no quantized weights.
         EthorchError: A weight in ``leave_out`` does not exist, or ``objective`` is unknown.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
         raise QuantizationError(
-            "compress.no_limit", "expected at least one limit, got none. Set max_flash, max_cycles or min_sqnr_db."
+            "compress.no_limit", "expected at least one budget, got none. Set max_flash, max_cycles or min_sqnr_db."
         )
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
@@ -303,14 +303,14 @@ class _Limits:
             words.append(f"expected at most {self.cycles:,} NPU cycles, got {new_plan.cycles:,}")
         if self.sqnr_db is not None and new_plan.sqnr_db < self.sqnr_db:
             words.append(f"expected an SQNR of at least {self.sqnr_db:.1f} dB, got {new_plan.sqnr_db:.1f} dB")
-        remedy = "Use weaker recipes or a looser limit, or train with ethorch.tuning.compress.constrain."
+        remedy = "Use weaker recipes or a looser budget, or train with ethorch.tuning.compress.constrain."
         if self.sqnr_db is not None and new_plan.sqnr_db_before < self.sqnr_db:
             remedy = (
                 f"Without compression, the SQNR is {new_plan.sqnr_db_before:.1f} dB. Improve the accuracy first, e.g. with "
                 "scheme a16w8."
             )
         elif new_plan.flash_bytes > (self.flash or math.inf) or new_plan.cycles > (self.cycles or math.inf):
-            remedy = "Use stronger recipes or a looser limit, or train with ethorch.tuning.compress.constrain."
+            remedy = "Use stronger recipes or a looser budget, or train with ethorch.tuning.compress.constrain."
         return f"{'; '.join(words)}. {remedy}"
 
 

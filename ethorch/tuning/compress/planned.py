@@ -68,7 +68,7 @@ class Plan:
         flash_bytes, flash_bytes_before: Size of the .pte in bytes.
         sqnr_db, sqnr_db_before: SQNR on the samples, relative to the model passed to ``plan``. Training, or bias correction in
             ``apply``, can improve the SQNR.
-        reached: Whether the plan meets the limits.
+        reached: Whether the plan meets the budgets.
         vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
         quantized: Quantized model without compression, for ``apply``.
     """
@@ -107,7 +107,7 @@ class Plan:
 
     def summary(self) -> str:
         goal = f", Vela flags {' '.join(self.vela_flags)}" if self.vela_flags else ""
-        goal += "" if self.reached else "; the limits are NOT met"
+        goal += "" if self.reached else "; the budgets are NOT met"
         return (
             f"{len(self.recipes)} of {count_noun(len(self.layers), 'weight')} compressed for {self.target}: .pte "
             f"{self.flash_bytes_before:,} -> {self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, "
