@@ -1,4 +1,4 @@
-"""Search for an arena, a memory for weights, and 16-bit modules that meet the budgets."""
+"""Search for an arena size, a memory for the weights, and 16-bit modules that meet the budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ethorch.tuning.precision_search import mixed_precision
 
 logger = logging.getLogger(__name__)
 
-#: Function that compiles a program. Its flag is True if the quantization settings have not changed.
+#: Function that compiles a program. The second argument is True if the quantization settings have not changed.
 Make = Callable[[Settings, bool], Record]
 
 #: Minimum saving, as a share of the time, for which ``constants="auto"`` stores weights in SRAM.
@@ -35,7 +35,7 @@ _STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Compile a program, and search for settings that are faster or that meet the budgets.
+    """Compile a program, and search for settings that make it faster or that meet the budgets.
 
     If no tried program meets all budgets, the closest one is returned. The search tries, in order:
 
@@ -44,12 +44,12 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
     - weights in SRAM, if ``constants`` is ``auto``
     - no copies of weights in SRAM, and then smaller arenas, if the RAM limit is exceeded
     - the fastest arena and weights in SRAM, if the time limit is exceeded
-    - 16 bits for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
+    - 16-bit activations for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
     Args:
         make: Function that compiles a program.
-        fixed: Names of settings that the search changes only if they are ``auto``. ``modules`` disables the search for 16-bit
-            modules.
+        fixed: Names of settings that the search changes only if they are ``auto``. The name ``modules`` disables the search for
+            16-bit modules.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -135,7 +135,7 @@ class _Search:
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Store all weights, or weights that are read repeatedly, in SRAM if they fit and the program becomes faster."""
+        """Store all weights in SRAM, or only those that are read repeatedly, if they fit and the program becomes faster."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -234,7 +234,7 @@ def _is_missed(record: Record, name: str) -> bool:
 
 
 def _least_arena(record: Record) -> int:
-    """Return a lower bound of the arena in bytes: the largest total size of the inputs or outputs of one delegate."""
+    """Return a lower bound on the arena size in bytes: the largest total size of a delegate's inputs or of its outputs."""
     sides = [tensors for payload in record.payloads for tensors in (payload.inputs, payload.outputs)]
     return max((sum(math.prod(tensor.shape) * tensor.element_size for tensor in tensors) for tensors in sides), default=1)
 

@@ -41,12 +41,12 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if the only method is ``forward``, so that merging is not required."""
+    """Return True if ``forward`` is the only method, so that no methods must be merged into one program."""
     return set(methods.models) == {FORWARD}
 
 
 def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]:
-    """Return each method with quantize and dequantize operators, in the input and output layout of the settings.
+    """Return each method's graph with quantize and dequantize operators, with inputs and outputs in the layout of the settings.
 
     Raises:
         EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
@@ -64,7 +64,8 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
     if quantized_methods and len(quantized_methods) < len(methods.models):
         missing = ", ".join(repr(name) for name in methods.models if name not in quantized_methods)
         raise EthorchError(
-            f"expected quantized or float models for all methods; the models for {missing} are float, and the others are quantized."
+            f"expected either quantized or float models for all methods, got float models only for {missing}. Quantize all models "
+            "or none."
         )
     if quantized_methods:
         return quantized_methods
@@ -136,7 +137,7 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return, for each method, the buffers that must be int64 because a method that shares the buffer requires int64."""
+    """Return, for each method, the buffers that must be int64. At least one method that shares such a buffer requires int64."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
@@ -178,7 +179,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(methods: UserMethods, settings: Settings) -> None:
-    """Raise SpecError if a name in ``settings.modules`` is not a submodule and cannot be the name of an operator."""
+    """Raise SpecError if a name in ``settings.modules`` does not name a submodule and is not a valid operator name."""
     for name in _operator_names(methods, settings):
         if not name.isidentifier():
             raise unknown_name("module", name, list_modules(methods.models))
@@ -200,7 +201,7 @@ def lower_method(
     """Lower one quantized method to a ``.pte``, and convert float inputs and outputs to the type ``settings.io``.
 
     Args:
-        user: Model in the input and output layout of the settings.
+        user: Model whose inputs and outputs have the layout of the settings.
         shared, wide: See ``build_pte``.
     """
     codes = boundary_codes(quantized)
@@ -221,7 +222,7 @@ def lower_method(
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
     """Return a function that compiles a model without a search for budgets.
 
-    The quantized model is reused if only ``arena`` or ``constants`` has changed.
+    The function reuses the record's quantized model if only the settings ``arena`` and ``constants`` differ from the record's.
     """
 
     def once(user: UserModel, settings: Settings) -> Record:

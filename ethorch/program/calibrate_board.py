@@ -1,4 +1,4 @@
-"""Fit a board's bandwidths to measured times, minimizing squared relative errors, for ``ethorch boards NAME --fit FILE``."""
+"""Fit a board's memory bandwidths to measured times, for ``ethorch boards NAME --fit FILE``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Calibration:
 
     @property
     def source(self) -> str:
-        """The source that the board's file records for fitted bandwidths."""
+        """The source that a board file records for each fitted bandwidth."""
         return f"fitted to {count_noun(len(self.programs), 'measurement')}, error {self.error:.0%}"
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Calibration:
         }
 
     def to_toml(self, name: str) -> str:
-        """Return the text of a board file with the given name and the fitted bandwidths."""
+        """Return the text of a board file with the fitted bandwidths. ``name`` is the name of the board in this file."""
         assert self.board.path is not None
         data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
         data["name"] = name
@@ -117,7 +117,7 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
         except (KeyError, TypeError, ValueError):
             raise SpecError(f"{path}, measurement {number}: expected program and milliseconds, got {row!r}.") from None
         if not (math.isfinite(milliseconds) and milliseconds > 0):
-            raise SpecError(f"{path}, measurement {number}: milliseconds: expected a number greater than 0, got {milliseconds:g}.")
+            raise SpecError(f"{path}, measurement {number}: expected milliseconds greater than 0, got {milliseconds:g}.")
     return tuple(pairs)
 
 
@@ -169,7 +169,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
 
 
 class _Model:
-    """The layers of a program: the computing time in seconds, and the bytes moved in each memory of the board."""
+    """The layers of a program, each with its computing time in seconds and the bytes that it moves in each board memory."""
 
     def __init__(self, board: Board, program: Program):
         spec = record_of(program).spec
@@ -193,7 +193,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds of CPU operators and compute-bound layers, and the bytes of other layers by their slowest memory."""
+        """Return the seconds of layers that no memory limits, and the bytes of all other layers by the memory that limits them."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)

@@ -1,4 +1,4 @@
-"""The comparison of the float model, the quantized model and the NPU as data, tables and text."""
+"""Results of comparing the float model, the quantized model and the NPU."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class LayerComparison:
             fake-quantized model.
         own_db: SQNR of the fake-quantized operator with the operands of the float model, without the noise of earlier operators.
             Operators that only move data add no noise.
-        steps: Largest difference between the NPU result and the fake-quantized result in steps.
+        steps: Largest difference between the NPU result and the fake-quantized result, in steps.
         own_steps: Largest difference in steps between the NPU's and PyTorch's results for the same operands.
-        allowed_steps: Difference that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.
+        allowed_steps: Difference in steps that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.
         saturated: Share of clipped elements, from 0 to 1, or None for integers.
         range_used: Share of the integer range that the result covers, from 0 to 1, or None for integers.
     """
@@ -58,7 +58,7 @@ class LayerComparison:
 
     @property
     def diverges(self) -> bool:
-        """True if the NPU and PyTorch differ by more than the operator's rounding permits."""
+        """True if the results of the NPU and PyTorch differ by more than the operator's rounding permits."""
         return self.own_steps > self.allowed_steps
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The comparison of program outputs and delegates."""
+    """The comparison of a program's outputs with its models, and of its delegates with the TOSA reference model."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]
@@ -131,7 +131,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Comparison(Ladder):
-    """The comparison over all samples, with the figures of each operator.
+    """The comparison of a program with its models over all samples, with figures for each operator.
 
     Attributes:
         layers: Operators in execution order.
@@ -166,7 +166,7 @@ class Comparison(Ladder):
         return cast(dict[str, Any], _finite(outputs))
 
     def to_text(self) -> str:
-        """Return the outputs, the table of operators, and the operators to inspect."""
+        """Return the figures of each output, the table of operators, and the names of operators to inspect."""
         first, loss = self.first_divergence, self.largest_loss
         lines = [super().to_text()]
         if self.layers:
@@ -184,7 +184,7 @@ class Comparison(Ladder):
     __str__ = to_text
 
     def table(self) -> str:
-        """Return a line for each operator. ``!`` marks operators whose NPU results differ too much from PyTorch's."""
+        """Return a table with a line for each operator. ``!`` marks operators whose NPU results differ too much from PyTorch's."""
         heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
         rows: list[tuple[str, ...]] = [
             heads,

@@ -1,4 +1,4 @@
-"""Read and write ``comparison.json``, which records the comparison of each method in a saved folder."""
+"""Read and write ``comparison.json`` in a saved folder. It contains the comparison of each method with its models."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def _comparison(data: Mapping[str, Any]) -> Comparison:
     rows: dict[str, Any] = {key: tuple(read_row(kind, row) for row in data[key]) for key, kind in _ROWS.items()}
     samples, missing = data["samples"], data["missing"]
     if type(samples) is not int or samples < 0 or not isinstance(missing, str):
-        raise FormatError(f"expected an integer in samples and a string in missing, got {samples!r:.60} and {missing!r:.60}")
+        raise FormatError(f"expected an integer as 'samples' and a string as 'missing', got {samples!r:.60} and {missing!r:.60}")
     return Comparison(samples=samples, missing=missing, **rows)

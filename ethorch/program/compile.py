@@ -115,7 +115,7 @@ def compile(
         progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
-        SpecError: A target, scheme, type, size or flag is unknown.
+        SpecError: A target, scheme or type is unknown, or a size or flag is invalid.
         UserCodeError: The model does not run with its inputs, or cannot be exported.
         QuantizationError: The model cannot be quantized as requested.
         VerificationError: The outputs of a delegate differ from those of its TOSA graph, because of a bug in Vela or ethorch.

@@ -29,7 +29,7 @@ class Delegate:
 
 
 def delegates_of(record: Record) -> tuple[Delegate, ...]:
-    """Return the NPU delegates of a method, in the order of the file."""
+    """Return the NPU delegates of a method, in the order of the ``.pte``."""
     lowered = {} if record.build is None else {delegate.payload: delegate for delegate in record.build.delegates}
     numbers = [number for number, delegate in enumerate(record.description.delegates) if delegate.id == BACKEND_ID]
     delegates = []

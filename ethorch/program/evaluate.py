@@ -56,7 +56,7 @@ class Evaluation:
 
     Attributes:
         seconds: Total run time of all models on the host.
-        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is the lowest SQNR of an output.
+        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is the lowest SQNR of any output.
         confusion: Confusion matrix of each column, with labels as rows, for classification.
         interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
         sample_results: Results of each sample, or empty if ``keep`` is False.
@@ -231,7 +231,7 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _copy_tensor(leaf: Any) -> Any:
-    """Copy a tensor, because the next call can change an output that is a buffer."""
+    """Copy an output tensor, because the next call can overwrite an output that is a mutable buffer."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -293,7 +293,7 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """The lowest SQNR and the agreement of the NPU and the quantized model with the float model, accumulated over samples."""
+    """An accumulator of SQNR and agreement, which compare the NPU and the quantized model with the float model."""
 
     def __init__(self) -> None:
         self._ratios: dict[str, OutputRatios] = {}

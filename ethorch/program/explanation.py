@@ -31,7 +31,7 @@ AT_THE_ENDS = Reason(
 BETWEEN_SIDES = Reason("io.between", "the operator converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an NPU operation reads both old and new bytes of the buffer, so that the buffer is copied in each call",
+    "an NPU operation reads both old and new bytes of the buffer, so the buffer is copied in each call",
     "No change is necessary. Results are not affected, and the copy takes about half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
@@ -46,7 +46,7 @@ class Operator:
     """One row of an explanation.
 
     Attributes:
-        operator: PyTorch operators. For a loaded ``.pte``, the NPU operation or the ExecuTorch kernel.
+        operator: Names of the PyTorch operators. For a loaded ``.pte``, name of the NPU operation or of the ExecuTorch kernel.
         delegate: Number of the delegate, or None on the CPU.
         module, source: Module path and ``file.py:line``, or "" if unknown.
         share: Share of the program's cycles, from 0 to 1, or None if unknown.
@@ -73,10 +73,10 @@ class State:
 
     Attributes:
         name: Qualified name in the model.
-        size_bytes: RAM of the buffer, excluding copies in the scratch region.
+        size_bytes: RAM that the buffer occupies, excluding copies in the scratch region.
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
         where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.
-        to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies in each call.
+        to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies to and from the NPU's memory in each call.
         id, reason, remedy: Reason why the buffer is float or is copied in each call, with a stable identifier and a remedy.
         in_place: Whether the NPU reads the buffer in place, in generated firmware and in the simulator.
     """
@@ -103,7 +103,7 @@ class Explanation:
     Attributes:
         operators: Operators in execution order, followed by refused operators without a layer.
         placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
-        writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
+        writer: Component that wrote the ``.pte``, with the reason if this is ExecuTorch. None for a loaded ``.pte``.
         counts: Number of NPU rows and of CPU rows before ``operators`` was filtered. Default: the numbers in ``operators``.
     """
 
@@ -227,7 +227,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows without repeated rows of operators that have several reasons."""
+    """Return the rows, with only the first row of each operator that is listed with several reasons."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:

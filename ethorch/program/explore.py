@@ -61,11 +61,11 @@ class Variant:
     Attributes:
         milliseconds: Estimated time of one inference, or None if compilation failed.
         total_cycles: Estimated NPU cycles of one inference.
-        core_clock_hz: NPU clock of the estimate.
+        core_clock_hz: NPU clock in Hz that the estimates assume.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
         fits: Whether no budget or board memory is known to be exceeded, or None if neither budgets nor a board are set.
-        searched: Settings that the search changed, or that the compiler selected for ``auto``.
+        searched: Settings that the search for budgets changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
 
@@ -98,8 +98,8 @@ class Exploration:
 
     Attributes:
         variants: Finished combinations of the varied settings. The last setting varies fastest.
-        cheapest: Of the variants that meet all budgets, the fastest on the smallest NPU (in the order of ``ethorch targets``), or
-            None.
+        cheapest: Fastest variant that meets all budgets, on the smallest NPU with such a variant (in the order of
+            ``ethorch targets``), or None.
     """
 
     variants: tuple[Variant, ...]
@@ -205,8 +205,8 @@ def explore(
         print(exploration)
         exploration.save("front.html")
 
-    Variants with the same scheme, ``io`` and NPU family share a quantized model. Memory covers the whole application. Times are at
-    the NPU clock of each variant. SQNR is measured if there are calibration samples or ``min_sqnr_db`` is set.
+    Variants with the same scheme, ``io`` and NPU family share a quantized model. Memory figures cover the whole application, and
+    times assume the NPU clock of each variant. SQNR is measured if there are calibration samples or ``min_sqnr_db`` is set.
 
     Args:
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
@@ -384,7 +384,7 @@ def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
 
 
 class _Log:
-    """A file of finished variants, from which an interrupted exploration continues."""
+    """A file that records finished variants, so that an interrupted exploration can be resumed."""
 
     def __init__(self, path: str | os.PathLike[str] | None, user: UserModel, base: Settings, accuracy: bool):
         self.path = None if path is None else Path(path)

@@ -37,7 +37,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit, the program's figure, and whether the limit is met. ``found`` and ``holds`` are None if unknown."""
+    """A budget, the program's figure (``found``), and whether the budget is met (``holds``). Both are None if unknown."""
 
     name: str
     limit: float
@@ -51,7 +51,7 @@ class StreamPass:
 
     Attributes:
         name: Name of the pass (``ethorch.npu.passes``).
-        delegates: Number of delegates that it changed.
+        delegates: Number of delegates that the pass changed.
         cycles_before, cycles_after: Total cycles of these delegates, estimated by ``ethorch.npu.cycles``.
         bytes_before, bytes_after: Total scratch and staging memory of these delegates.
     """
@@ -65,7 +65,7 @@ class StreamPass:
 
 
 def sum_passes(effects: Iterable[PassEffect]) -> tuple[StreamPass, ...]:
-    """Return the effects of each pass, summed over the delegates."""
+    """Return the effects of each stream pass, summed over the delegates."""
     by_name: dict[str, list[PassEffect]] = {}
     for effect in effects:
         by_name.setdefault(effect.name, []).append(effect)

@@ -22,7 +22,7 @@ from ethorch.targets.tosa_spec import TosaCompileSpec
 
 
 def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, record: bool = False) -> OtherProgram:
-    """Compile a model to TOSA delegates. If the specification has the profile INT, quantize the model."""
+    """Compile a model to TOSA delegates. If the TOSA specification has the profile INT, quantize the model first."""
     if spec.tosa_spec.support_integer():
         user = quantize_for(user, spec, scheme)
     with quiet(), in_eval_mode(user.module):

@@ -1,7 +1,6 @@
-"""Find the input axes that can be padded, because earlier results do not depend on later elements along the axis.
+"""Find the input axes along which padding does not change the results for the original elements.
 
-Each operator is run at a small size, and twice at a larger size with the same leading elements and different padding. The axis can
-be padded if the leading results of each operator are equal in all runs.
+Each operator runs without padding and with two different paddings, and its results are compared.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Iterate over the axes whose sizes differ between methods, with the positions in the inputs and the sizes of each."""
+    """Iterate over the axes whose sizes differ between methods. Yield the positions of an axis in the inputs, and its sizes."""
     # Input axes with proportional sizes are treated as one axis.
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]
@@ -148,7 +147,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:
-    """Pad a tensor, or each tensor of a list, to the shape of ``like``, with large values if ``above`` is set, else small ones."""
+    """Pad a tensor, or each tensor in a list, to the shape of ``like``. The padding is high if ``above`` is set, and low if not."""
     if isinstance(value, (tuple, list)):
         return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:

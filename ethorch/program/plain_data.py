@@ -101,12 +101,12 @@ def _board_facts(record: Record) -> dict[str, Any] | None:
 
 
 def finite(data: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinite and nan values by None, because JSON does not support them."""
+    """Replace infinite and nan values with None, because JSON does not support them."""
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """Return the rates of the NPU and its memories. See docs/json.md for the keys."""
+    """Return the names of the NPU's memories, and bytes and MACs per cycle. See docs/json.md for the keys."""
     memory = spec.memory_system
     return {
         "system_config": spec.system_config,

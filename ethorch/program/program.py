@@ -128,14 +128,14 @@ class Program:
     def accuracy(self) -> Accuracy | None:
         """The lowest SQNR of an output relative to the float model, or None if unknown.
 
-        The first access runs up to 8 calibration samples or, with several methods, sessions until they have called the method at
-        least 8 times.
+        The first access runs up to 8 calibration samples. If there are several methods, it runs sessions until they have called
+        this method 8 times.
         """
         return accuracy(self._record)
 
     @property
     def budgets(self) -> Budgets:
-        """The limits set by the settings and the board, each with the program's figure."""
+        """The budgets in the settings and the sizes of the board's memories, each with the program's figure."""
         return budgets(self._record)
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Program:
             return inputs
         user = self._record.model
         if user is None:
-            raise HostError("input names are unknown, because a .pte does not record the names. Pass inputs by position.")
+            raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
         names = user.input_names[len(inputs) :]
         if set(keywords) != set(names):
             raise HostError(
@@ -271,7 +271,8 @@ class Program:
         ``bit_exact`` is True if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
-            inputs: Inputs of one inference. Default: the example inputs, or the saved comparison of a program loaded from a folder.
+            inputs: Inputs of one inference. Default: the example inputs. For a program loaded from a folder, the default is to
+                return the saved comparison.
             samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
             model: Float model, required if the program was loaded or was compiled from a quantized model. For a loaded program,
                 only outputs are compared.
@@ -438,7 +439,7 @@ class Program:
 
 
 def record_of(program: Program) -> Record:
-    """Return the record of a program. Used only inside ethorch."""
+    """Return the internal record of a program."""
     return program._record
 
 
@@ -463,7 +464,7 @@ def load(
 ) -> Program:
     """Load a ``.pte`` compiled by ethorch or by ExecuTorch's Arm backend, or a folder written by ``Program.save``.
 
-    Source lines and Vela's cycles require a folder or ``sources``. Reasons and the accuracy require a folder.
+    Source lines and Vela's cycles require a folder or ``sources``. The accuracy, and reasons for CPU operators, require a folder.
 
     Args:
         path: Path of a file or folder, or contents of a file.

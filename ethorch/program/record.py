@@ -52,7 +52,7 @@ class Record:
         sessions: Calibration sessions of a program with several methods.
         sources: Folder that records the operator of each command, or None.
         selection: Methods for several input shapes, or None if the method is fixed.
-        partition: NPU operators, and the reasons for CPU operators, or None if unknown.
+        partition: NPU operators, and the reasons why other operators run on the CPU, or None if unknown.
         stream_passes: Passes that changed command streams.
         verification: Comparison of the delegates with the TOSA reference, or None if not verified.
         tried: Programs that the search for budgets compiled, including this program.
@@ -122,7 +122,7 @@ class Record:
         return result
 
     def selecting(self) -> Record:
-        """Return a copy that selects the smallest method that fits the inputs, if the methods are one model at several shapes."""
+        """Return a copy that selects the smallest method that fits the inputs, if the methods are one model with several shapes."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return copy
@@ -175,7 +175,7 @@ class Record:
 
     @property
     def description(self) -> Method:
-        """The parsed method."""
+        """The method as parsed from the ``.pte``."""
         return self._parsed.methods[self.method]
 
     @property
@@ -210,7 +210,7 @@ class Record:
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences in the inputs. Return 1 for wrong shapes, so that the runtime raises an error."""
+        """Return the number of inferences that the inputs contain. Return 1 for wrong shapes, so that the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1
@@ -296,7 +296,7 @@ class Record:
     def memory_uses(self) -> tuple[MemoryUse, ...]:
         """The bytes that the NPU uses in each memory of the board.
 
-        Empty if no board is set, or if a custom ini file describes the memories.
+        The result is empty if no board is set, or if a custom ini file describes the memories.
         """
         if self.settings is None or self.settings.described is None or self.settings.slot is None or self.spec is None:
             return ()

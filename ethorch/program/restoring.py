@@ -24,7 +24,7 @@ def restore(record: Record, folder: Path) -> None:
     """Add the contents of ``program.json`` and ``comparison.json`` to the records of all methods in a file.
 
     Raises:
-        FormatError: A file is malformed, or a newer version wrote the file.
+        FormatError: A file is malformed, or was written by a newer version of ethorch.
     """
     file = folder / IN_FOLDER
     if not file.is_file():

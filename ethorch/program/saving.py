@@ -42,7 +42,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise EthorchError if the parent folder is not writable. If the path has no suffix, parent folders do not have to exist."""
+    """Raise EthorchError if the parent folder is not writable. If the path has no suffix, its parent folders need not exist."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent
@@ -74,7 +74,7 @@ def tosa_of(build: Build | None) -> bytes:
 
 
 def write_program(folder: Path, record: Record) -> None:
-    """Atomically write a folder that ``load`` reads.
+    """Atomically write a folder that ``load`` can read.
 
     The folder contains ``model.pte``, ``program.json``, ``comparison.json`` and, if known, ``settings.toml``, ``delegates/`` and
     ``etrecord.bin``. A custom board is copied to ``board.toml``, so that the folder can be loaded on other computers.

@@ -24,7 +24,7 @@ def with_selection(program: Program, names: Sequence[str], paddings: tuple[Paddi
     """Record in the program that the named methods are one model compiled for several shapes.
 
     Args:
-        paddings: Paddings, with axes in the model's original layout.
+        paddings: Axes along which inputs can be padded, in the model's original layout.
         nhwc: Whether the methods have NHWC inputs and outputs.
     """
     selection = Selection({name: input_shapes(program.methods[name]) for name in names}, paddings)
@@ -59,7 +59,7 @@ def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
 
 
 def elements(shapes: Shapes) -> int:
-    """Return the total number of elements in all shapes."""
+    """Return the total number of elements in tensors with the given shapes."""
     return sum(map(math.prod, shapes))
 
 
@@ -127,7 +127,7 @@ def _check(user: UserModel, shapes: Shapes) -> None:
                 limits = f"{dims[axis].min}..{dims[axis].max}"
                 raise SpecError(
                     f"shapes: expected a size in {limits} for axis {axis} of input {number}, and equal sizes for all axes "
-                    f"that were exported as {dims[axis].__name__}; got {words}. Use such sizes, or export with other limits."
+                    f"that were exported as {dims[axis].__name__}; got {words}. Change the sizes, or export with other limits."
                 )
 
 

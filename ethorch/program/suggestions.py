@@ -163,7 +163,7 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Iterate over the convolutions with the most bytes at the RAM peak, the most time, and the most weights."""
+    """Iterate over the convolutions that have the most bytes at the RAM peak, take the most time, or have the most weights."""
     # If budgets are exceeded, only the exceeded budgets are considered.
     missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []
@@ -202,7 +202,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if no input is a large image."""
+    """Return the model with image sizes reduced to 75% (a multiple of 8), or None if no input is a large image."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE
@@ -248,7 +248,7 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Suggest rounding channels of convolutions down to a multiple of ``_BLOCK``."""
+    """Suggest rounding the output channels of convolutions down to a multiple of ``_BLOCK``."""
     # Each of these convolutions is compiled separately.
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]

@@ -1,7 +1,6 @@
 """Pickle and copy the records of programs.
 
-Runtime objects are not copied. Models are unpickled on first use, because a process that only runs a program does not require the
-user's modules.
+Models are unpickled on first use, so that a process that only runs a program does not require the user's modules.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Deferred:
 
 
 class Methods(dict[str, Any]):
-    """The records of a file, by method name."""
+    """The records of all methods in a file, by method name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         from ethorch.lower.fx import pickles  # importing torch takes 2 seconds

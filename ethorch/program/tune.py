@@ -71,7 +71,7 @@ def tune(
         settings: All other settings, including the budgets.
 
     Raises:
-        SpecError: The goal is unknown, its budget or metric is missing, or it does not support one of the arguments.
+        SpecError: The goal is unknown, its budget or metric is missing, or an argument is not supported for the goal.
         EthorchError: See ``ethorch.compile``.
     """
     chosen = settings or Settings()

@@ -51,12 +51,12 @@ class _Check:
         self.reason = "the TOSA graph of the delegate is unknown" if delegate is None else "no sample executes the delegate"
 
     def run(self, machine: Any) -> None:
-        """Run a simulator whose memory contains the inputs, and compare the outputs.
+        """Run a simulator whose memory contains the inputs, and compare the outputs with the TOSA reference.
 
         Inputs for which TOSA does not define a result, such as an index out of range, are skipped.
 
         Raises:
-            VerificationError: The outputs differ, or the simulator raises a fault.
+            VerificationError: The outputs differ from the reference, or the simulator raises a fault.
         """
         inputs = [_bytes(machine, tensor) for tensor in self.payload.inputs]
         if self.delegate is None:
@@ -89,7 +89,7 @@ class _Check:
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Compare a delegate that no sample executes, using the same random inputs as ``vela.repair``."""
+        """Compare the outputs for the random inputs of ``vela.repair``, if no sample executes the delegate."""
         if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
             self.run_on(inputs[0])
 
@@ -115,7 +115,7 @@ def verify_program(record: Record) -> Record:
     """Compare each delegate of all methods with the TOSA reference, and store the result in the records.
 
     Raises:
-        VerificationError: The outputs of a delegate differ, or the simulator raises a fault.
+        VerificationError: The outputs of a delegate differ from the reference, or the simulator raises a fault.
     """
     parts = {name: record[name] for name in record.methods}
     checks: dict[DelegatePayload, _Check] = {}
@@ -190,7 +190,7 @@ def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> boo
 
 
 def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
-    """Return the bytes that the first delegate reads, or None if operators other than quantize and casts precede it."""
+    """Return the bytes that the first delegate reads, or None if operators other than quantize operators and casts precede it."""
     if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
         return None
     arrays: dict[int, Array] = {}

@@ -1,4 +1,4 @@
-"""Compare the figures of a program with the limits set by the settings and the board."""
+"""Compare the figures of a program with the budgets in the settings and with the board's memories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Budgets(tuple[Budget, ...]):
 
 
 def budgets(record: Record) -> Budgets:
-    """Return a row for each limit in the settings and for each board memory that the NPU uses.
+    """Return a row for each budget in the settings and for each board memory that the NPU uses.
 
     Accuracy is measured if the settings contain ``min_sqnr_db``.
     """
@@ -57,12 +57,12 @@ def budgets(record: Record) -> Budgets:
 
 
 def least_ram(shapes: Iterable[Sequence[int]]) -> int:
-    """Return a lower bound of the RAM in bytes: one byte for each element of inputs with the given shapes."""
+    """Return a lower bound on the required RAM: one byte for each element of inputs with the given shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 def is_ram_possible(record: Record) -> bool:
-    """Return True if no RAM limit is set, or the limit is at least ``least_ram``."""
+    """Return True if the settings contain no RAM budget, or if the budget is at least ``least_ram`` of the inputs."""
     limit = None if record.settings is None else record.settings.ram_limit
     return limit is None or limit >= least_ram(info.shape for info in record.inputs)
 

@@ -32,7 +32,7 @@ _QUANTIZED = "compare requires the float model, but the program was compiled fro
 
 
 def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
-    """Compare the outputs and operators of the program and its models on samples.
+    """Compare the outputs and operators of the program with those of its models on samples.
 
     Args:
         samples: Inputs of the model, one tuple for each inference.

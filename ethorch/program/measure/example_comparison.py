@@ -13,13 +13,13 @@ _KEY = "comparison"
 
 
 def find_comparison(record: Record) -> Comparison | None:
-    """Return the comparison that was computed earlier or read from a saved folder, or None."""
+    """Return the cached comparison, which was computed earlier or read from a saved folder, or None."""
     comparison: Comparison | None = record.measured.get(_KEY)
     return comparison
 
 
 def example_comparison(record: Record) -> Comparison:
-    """Return the comparison on the example inputs. The result is cached.
+    """Return the comparison of a program with its models on the example inputs. The result is cached.
 
     Raises:
         EthorchError: The float model is unknown.

@@ -1,7 +1,6 @@
 """Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
-The first stage whose results differ too much from the previous stage is the cause of a wrong result. Quantization adds noise,
-lowering changes a value by at most the operator's error bound (usually one step), and the simulator is bit-exact.
+A wrong result is caused by the first of them whose results differ too much from those of its predecessor.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ethorch.vela.verification import delegate_arrays
 
 
 def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs) -> Ladder:
-    """Compare all stages for the inputs of one inference."""
+    """Compare the model, the quantized model and the build for the inputs of one inference."""
     results, recorders = run_recorded(build.pte, "forward", inputs)
     with torch.no_grad():
         floats, fakes = _flat(model(*inputs)), _flat(quantized(*inputs))
@@ -52,7 +51,7 @@ def _flat(outputs: Any) -> list[Tensor]:
 
 
 def compare_output(floats: Any, fakes: Any, npu: Any) -> OutputComparison:
-    """Compare one output.
+    """Compare one output of the float model, the quantized model and the program.
 
     Args:
         floats: Output of the float model: a tensor, or a list with one tensor for each sample.

@@ -65,7 +65,7 @@ class CompareLayers:
         quantized: Model returned by ``convert_pt2e``.
         prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``,
             float figures are omitted.
-        on_npu: Executor that runs ``quantized`` with the same operators on the NPU as the program.
+        on_npu: Executor that runs ``quantized`` with the same operators on the NPU as in the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -205,7 +205,7 @@ def _is_same_call(a: Node, b: Node) -> bool:
 
 
 def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...]]:
-    """Return the name of an operator, and the names of the operators between it and the quantize nodes or ``ends`` before it."""
+    """Return the name of an operator, and the names of its producers up to (but not including) ``ends`` and quantize nodes."""
     if source.op == "placeholder":
         return "input", ()
     if op_name(source.target) in DEQUANTIZE:
@@ -224,7 +224,7 @@ def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...
 
 
 def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
-    """Return the permitted difference in steps: 1, plus the amount by which each operator's bound exceeds 1."""
+    """Return the permitted difference in steps: 1, plus the sum of ``bound - 1`` over all operators."""
     steps = 1
     for name in operators:
         if (spec := OPS.get(name)) is not None:

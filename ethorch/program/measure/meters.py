@@ -141,7 +141,7 @@ def _figures(metrics: Any, name: str) -> dict[str, float]:
 
 
 def mean_average_precision() -> Any:
-    """Create a ``torchmetrics.detection.MeanAveragePrecision`` that matches boxes like COCO.
+    """Create a ``torchmetrics.detection.MeanAveragePrecision`` that matches boxes as COCO does.
 
     Raises:
         EthorchError: torchmetrics, torchvision or a COCO package is not installed.

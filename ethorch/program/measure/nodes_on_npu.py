@@ -1,7 +1,6 @@
 """Execute a converted graph to obtain the result of each node. The TOSA reference model computes the NPU operators.
 
-A delegate returns only its outputs. In contrast, the TOSA graph before rewrites has a value for each operator. Rewrites preserve
-all results.
+It executes TOSA graphs without rewrites, because they contain the result of each operator.
 """
 
 from __future__ import annotations

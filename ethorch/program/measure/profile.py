@@ -70,9 +70,10 @@ class LayerTime(Measured):
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
         estimated_share: Share of the estimated cycles of the sampled delegates, from 0 to 1, or None if unknown.
-        samples: Number of samples of register QREAD within the layer's commands.
+        samples: Number of samples in which register QREAD points into the layer's commands.
         measured_share: Share of all samples, from 0 to 1.
-        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if a counter or the samples of a delegate are missing.
+        measured_cycles: ``measured_share`` multiplied by the NPU cycle counter. None if the counter or the samples of any delegate
+            are missing.
     """
 
     index: int
@@ -169,12 +170,12 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Record of the measured program. Its command streams map offsets to layers.
+        record: Record of the measured program, whose command streams map offsets to layers.
         files: Logs with NPU counters, QREAD histograms, or tables of milliseconds. See ``profile_files.FORMATS``.
 
     Raises:
         SpecError: No files were passed.
-        FormatError: A file is malformed, or names a delegate or offset that the program does not have.
+        FormatError: A file is malformed, or contains a delegate number or an offset that does not exist in the program.
         MachineFault: A command stream of the program is malformed.
     """
     if not files:
