@@ -1,4 +1,4 @@
-"""Language models: decoders split into two methods, tokenizers, generation and perplexity.
+"""Language models: tokenizers, text generation, perplexity, and decoders that are split into two methods.
 
 ``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs these modules, or a
 program, token by token.

@@ -1,4 +1,4 @@
-"""Compute the cycles of a decode call, and the minimum that its weights and products require."""
+"""Compute the cycles of a decode call, and the minimum number of cycles that its weights and products require."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DecodeCost:
     Attributes:
         cycles: NPU cycles.
         floor: Minimum cycles, summed over layers. A layer needs at least the time to read its weights once at the speed of one
-            stream, and at least the time for its multiply-accumulates on the MAC array.
-        peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
+            memory stream, and at least the time for its multiply-accumulates on the MAC array.
+        peak_floor: Minimum cycles at the full memory speed, which Vela's estimate does not reach with a single stream.
         weight_bytes: Bytes of weights read for one token, at 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
@@ -72,7 +72,7 @@ class DecodeCost:
     operators: Mapping[str, OperatorCost]
 
     def tokens_per_second(self, clock_hz: float) -> float:
-        """Return the number of tokens per second at an NPU clock, assuming that memory speed scales with the clock."""
+        """Return the number of tokens per second at the given NPU clock. The memory speed is assumed to scale with the clock."""
         return clock_hz / self.cycles
 
     def line(self) -> str:

@@ -1,8 +1,6 @@
 """Adapt transformers decoders without changing their code, so that caches become buffers.
 
-The adapter replaces the cache, the mask and the attention function. After all reads, the cache writes rows at the positions given
-by an input. Masks compare positions. Attention groups the queries that share a key instead of repeating the key, so that caches
-are not copied.
+The adapter replaces the cache, the mask and the attention function.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _CHECKED = 6  # number of compared tokens
 
 @dataclass(frozen=True)
 class _Parts:
-    """The cached keys or values, and the rows of this call that are not in the cache yet.
+    """The cached keys or values, and the new rows of a call, which are not in the cache yet.
 
     Models pass this object from the cache to the attention function, and read only its shape.
     """
@@ -52,7 +50,7 @@ class _Parts:
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
-    """The keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]`` of one layer, written after the call.
+    """A layer's cache: keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]``. It is written after the call.
 
     With these layouts, products with few queries require no transpose.
     """
@@ -74,7 +72,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
         """Ignore assignments, because transformers initializes the attribute to None."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Skip the initialization, because the buffers exist."""
+        """Skip the initialization, because the buffers already exist."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         self.added = key_states, value_states
@@ -131,7 +129,7 @@ def attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return softmax(scaling * query @ key.T + bias, masked) @ value, with the signature of transformers' attention functions.
+    """Return softmax(scaling * query @ key.T + bias, masked) @ value, like all attention functions of transformers.
 
     - Query heads that share one of K key heads are rows of one product: ``[1, heads, N, D]`` becomes
       ``[1, K, heads / K * N, D]``.
@@ -327,7 +325,7 @@ def adapt_model(
     """Create a ``LanguageModel`` from a transformers model. See :func:`language_model`.
 
     Raises:
-        EthorchError: The model is not supported, or its logits differ with static caches.
+        EthorchError: The model is not supported, or static caches change its logits.
     """
     config: Any = model.config
     text = config.get_text_config(decoder=True)
@@ -419,7 +417,7 @@ def _check_logits(adapted_model: LanguageModel, model: Any) -> None:
     deviation = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not deviation < _TOLERANCE:
         raise EthorchError(
-            f"{type(model).__name__} computes different logits with a static cache: expected a deviation below {_TOLERANCE:.0e} of "
+            f"a static cache changes the logits of {type(model).__name__}: expected a deviation below {_TOLERANCE:.0e} of "
             f"the largest logit, got {deviation:.2g}. Layers that store more than keys and values are not supported. Wrap the "
             "model in a module with forward(tokens, positions)."
         )

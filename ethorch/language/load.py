@@ -78,13 +78,14 @@ def language_model(
         arguments: Any = model.params
         if not arguments.use_kv_cache or arguments.enable_dynamic_shape:
             raise EthorchError(
-                "expected a transformer with static caches. Use ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
+                "expected a transformer with static caches, got a transformer without them. Use ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
             )
         decoder, context, vocabulary = _ExecuTorchLlama(model), arguments.max_context_len, arguments.vocab_size
         prompt = min(prompt, context)
         if prompt and not arguments.generate_full_logits:
             raise EthorchError(
-                "prefill: expected a transformer that returns the logits of all rows. Use ModelArgs(generate_full_logits=True)."
+                "prefill: expected a transformer that returns the logits of all rows, got one that returns the last row. Use "
+                "ModelArgs(generate_full_logits=True)."
             )
     elif len(inspect.signature(model.forward).parameters) >= 2:
         decoder = _Plain(model)
@@ -97,7 +98,7 @@ def language_model(
         if not tables:
             raise EthorchError(
                 f"expected a model with an nn.Embedding, which determines the vocabulary size, got {type(model).__name__}. "
-                "Pass vocabulary=."
+                "Pass the size as vocabulary."
             )
         vocabulary = tables[0]
     return LanguageModel(decoder.eval(), context, prompt, vocabulary, indices=indices)

@@ -15,7 +15,7 @@ Session = list[tuple[str, tuple[Tensor, ...]]]
 
 
 class Prefill(nn.Module):
-    """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: logits after the token at ``last``.
+    """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``. It returns the logits after ``last``.
 
     Caches store all N tokens. Tokens after ``last`` are padding that later calls mask out.
     """
@@ -37,7 +37,7 @@ class _PrefillOfSource(Prefill):
 
 
 class Decode(nn.Module):
-    """A module ``(int[1, 1] token, int[1] position) -> float[1, V]``: logits after one token."""
+    """A module ``(int[1, 1] token, int[1] position) -> float[1, V]``, which returns the logits after one token."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
@@ -69,7 +69,7 @@ class _ExecuTorchLlama(_Plain):
 
 
 def pick_row(logits: Tensor, last: Tensor | None) -> Tensor:
-    """Return row ``last`` (None: 0) of float[1, N, V] as float[1, V]. Return 2-D logits unchanged."""
+    """Return row ``last`` (0 if None) of logits float[1, N, V] as float[1, V]. Return 2-D logits unchanged."""
     if logits.dim() == 2:
         return logits
     return logits[:, 0] if last is None or logits.shape[1] == 1 else logits.index_select(1, last)[:, 0]
@@ -117,7 +117,7 @@ class LanguageModel:
         return {**prefills, "decode": self.rows([0], 0)}
 
     def rows(self, ids: Sequence[int], position: int, last: int | None = None) -> tuple[Tensor, ...]:
-        """Return the inputs for consecutive tokens from ``position``: tokens, positions and, if passed, ``last``."""
+        """Return the inputs for consecutive tokens that start at ``position``: tokens, positions and, if passed, ``last``."""
         tensors = [torch.tensor([list(ids)]), torch.arange(position, position + len(ids))]
         tensors += [] if last is None else [torch.tensor([last])]
         return tuple(x.to(self.indices) for x in tensors)
@@ -132,7 +132,7 @@ class LanguageModel:
             raise EthorchError(f"expected a session of 1 to {self.context} tokens (the context), got {len(ids)}.")
         read = self.prompt if self.prompt and (len(ids) > self.prompt or self.source is not None) else 0
         if read > len(ids):
-            raise EthorchError(f"expected a session of at least {read} tokens (the prefill of an encoder-decoder), got {len(ids)}.")
+            raise EthorchError(f"expected a session of at least {read} tokens (the size of the prefill method), got {len(ids)}.")
         calls: Session = []
         sources = () if self.source is None else (self.source if source is None else source,)
         if read:

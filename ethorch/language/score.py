@@ -46,7 +46,7 @@ def surprise(logits: Tensor, token: int) -> float:
 
 
 def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
-    """Return exp of the mean :func:`surprise` over all tokens after the first ``prompt`` tokens of each text.
+    """Return the exponential of the mean :func:`surprise` over all tokens after the first ``prompt`` tokens of each text.
 
     The result is 1 if each token has probability 1, and the vocabulary size for uniform predictions.
     """
@@ -81,7 +81,7 @@ class Scores:
     """The result of :func:`scores`.
 
     Attributes:
-        perplexity: Teacher-forced perplexity by column.
+        perplexity: Teacher-forced perplexity of each column (implementation of the model), by name.
         free_running: Perplexity, according to the first column, of the text that each column generates. Empty if ``write`` is 0.
         agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
     """

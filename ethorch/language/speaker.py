@@ -112,12 +112,12 @@ class Speaker:
         shapes = [tensor.shape for tensor in decode.inputs]
         if shapes != [(1, 1), (1,)]:
             raise EthorchError(
-                f"expected decode with inputs of shapes (1, 1) and (1,), got {record_of(decode).method} with "
+                f"expected a decode method with inputs of shapes (1, 1) and (1,), got {record_of(decode).method} with the shapes "
                 f"{', '.join(str(shape) for shape in shapes)}. Use ethorch.language.language_model."
             )
         if prefill is not None and len(prefill.inputs) != 3 + (source is not None):
             raise EthorchError(
-                f"expected prefill with {'the source, ' if source is not None else ''}tokens, positions and the index of the last "
+                f"prefill: expected the inputs {'source, ' if source is not None else ''}tokens, positions and index of the last "
                 f"token, got {count_noun(len(prefill.inputs), 'input')}. Use ethorch.language.language_model."
             )
         if context is None:
@@ -125,12 +125,12 @@ class Speaker:
         if context is None:
             extents = [set(value.shape) for value in states(decode).values()]
             if not extents or max(set.intersection(*extents)) < 2:
-                raise EthorchError("expected caches that determine the context, got none. Pass context=.")
+                raise EthorchError("the context is unknown, because no caches of the program determine it. Pass it as context.")
             context = max(set.intersection(*extents))
         for name, value in states(decode).items():
             if len(value.shape) > 1 and max(value.shape) < context:
                 raise EthorchError(
-                    f"context: expected at most {max(value.shape)} (buffer {name}, {list(value.shape)}), got {context}."
+                    f"context: expected at most {max(value.shape)}, the largest dimension of buffer {name}, got {context}."
                 )
         prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
         indices = getattr(torch, decode.inputs[0].dtype)
@@ -147,7 +147,7 @@ class Speaker:
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens, using ``prefill`` if it fits the context, and return the logits float[V] after the last token.
+        """Read the next tokens, and return the logits float[V] after the last token. Use ``prefill`` if it fits into the context.
 
         Raises:
             EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or contains unknown ids.
@@ -155,7 +155,7 @@ class Speaker:
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)
             raise EthorchError(
-                f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the trained model."
+                f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the model."
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
