@@ -40,7 +40,7 @@ _SHOWN = 40  # maximum number of layers in the text; JSON contains all layers
 
 @dataclass(frozen=True)
 class Change:
-    """The values of one figure in two builds.
+    """The values of one figure in two builds of a program.
 
     Attributes:
         name: Key in ``Program.to_json``, e.g. ``operators.cpu``.

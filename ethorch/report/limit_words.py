@@ -28,7 +28,7 @@ _DTYPES = {"INT8": "int8", "INT16": "int16", "INT32": "int32", "BOOL": "bool"}
 
 
 def feature_words(feature: str, allowed: Range) -> str:
-    """Describe the supported values of a feature, e.g. ``stride at most 3``."""
+    """Describe the supported values of an operator's feature, e.g. ``stride at most 3``."""
     return _WORDS[feature].format(high=allowed.high)
 
 
@@ -37,7 +37,7 @@ _OF_WINDOWS = frozenset(feature for feature in _WORDS if "stride" in feature or 
 
 
 def words(limits: Limits, windows: bool = True) -> list[str]:
-    """Return a phrase for each limit, or an empty list if the NPU does not support the operator.
+    """Return a phrase for each limit of a TOSA operator, or an empty list if the NPU does not support the operator.
 
     Args:
         windows: Whether the operator has a sliding window with stride and padding.
@@ -50,7 +50,7 @@ def words(limits: Limits, windows: bool = True) -> list[str]:
 
 
 def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
-    """Return (families, phrases) for calls that become the given TOSA operators. Families with equal limits share an entry."""
+    """Return (families, phrases) with the limits of the given TOSA operators. NPU families with equal limits share an entry."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():

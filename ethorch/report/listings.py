@@ -135,7 +135,7 @@ def operators_text(rows: list[Row]) -> str:
 
 
 def verdicts(row: Row, family: str) -> str:
-    """Return how many calls a family supports: ``all``, ``no``, ``3 of 5``, or ``all / 3 of 5`` if int8 and int16 differ."""
+    """Return how many calls an NPU family supports, e.g. ``all``, ``no``, ``3 of 5``, or ``all / no`` for int8 and int16."""
     family_verdicts = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
     return family_verdicts[0] if family_verdicts[0] == family_verdicts[1] else " / ".join(family_verdicts)
 
@@ -162,7 +162,7 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        A dict of ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA operator)
+        A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA operator)
         contain both targets' values. ``operators`` contains, for each target, the operators with more supported calls than
         on the other target.
 
@@ -218,12 +218,12 @@ def _runs_more(target: Target, baseline: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Return the value of each field as text. The values of a nested field are named ``field.name``."""
+    """Return the value of each field in ``tuning`` as text. Fields of a nested dataclass are named ``field.name``."""
     return _choices("", tuning)
 
 
 def tuning_names(*choices: dict[str, str]) -> list[str]:
-    """Return the names in several results of :func:`tuning_rows`, in the order of the fields."""
+    """Return the distinct names in several results of :func:`tuning_rows`, in the order of the fields."""
     order = [field.name for field in fields(Tuning)]
     return sorted(dict.fromkeys(name for rows in choices for name in rows), key=lambda name: order.index(name.partition(".")[0]))
 

@@ -40,7 +40,7 @@ def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequenc
 
 
 def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
-    """Return verdicts, figures, budgets, refusals, the largest layers, advice, and the command that compiles the program.
+    """Return Markdown with verdicts, figures, budgets, refusals, the largest layers, advice, and the compile command.
 
     Args:
         data: Result of ``Program.to_json``.

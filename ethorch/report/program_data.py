@@ -54,14 +54,14 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
         raise FormatError(f"{file}: expected the result of Program.to_json, got data without {', '.join(sorted(missing))}.")
     others = data.pop(OTHERS, {})
     if not isinstance(others, dict) or not all(isinstance(values, dict) for values in others.values()):
-        raise FormatError(f"{file}: {OTHERS}: expected an object for each method, got {others!r:.60}.")
+        raise FormatError(f"{file}: expected an object for each method in {OTHERS}, got {others!r:.60}.")
     if not isinstance(method := data.get("method"), str | None):
-        raise FormatError(f"{file}: method: expected a name, got {method!r:.60}.")
+        raise FormatError(f"{file}: expected a name as method, got {method!r:.60}.")
     return {method: data, **{name: {**data, **values} for name, values in others.items()}}
 
 
 def write_methods_data(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of ``program.json`` for the result of ``Program.to_json`` of each method."""
+    """Return the contents of ``program.json``, given the result of ``Program.to_json`` for each method."""
     first, *others = methods
     differing = {data["method"]: {key: value for key, value in data.items() if value != first[key]} for data in others}
     return {**first, OTHERS: differing} if others else dict(first)

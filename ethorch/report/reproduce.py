@@ -21,7 +21,7 @@ _NOT_SET = ("shapes", "modules", "samples")
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command-line arguments for the settings in ``Program.to_json``.
+    """Return the command-line arguments for the settings in the result of ``Program.to_json``.
 
     Omit ``shapes``, ``samples``, and default values, except those of target and scheme. Name a custom Vela ini file or board
     without its folder.

@@ -1,4 +1,4 @@
-"""The summary of a program that ``print(program)`` and ``ethorch compile`` print."""
+"""The summary that ``print(program)`` and ``ethorch compile`` print for a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOUD = 0.02  # minimum weight of advice in the summary
 
 
 def summary(data: Data) -> RenderableType:
-    """Return a renderable with the headline, figures, budgets, advice, and the reasons of CPU operators.
+    """Return a renderable with the headline, figures, budgets, advice, and the reasons why operators run on the CPU.
 
     Args:
         data: Result of ``Program.to_json``.
@@ -61,7 +61,7 @@ def _others(data: Data) -> list[str]:
 
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
-    """Iterate over (name, figure, note) for each known figure."""
+    """Iterate over (name, figure, note) for each known figure of a program."""
     yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:

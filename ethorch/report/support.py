@@ -1,6 +1,6 @@
-"""The calls of each operator that each NPU family supports, read from ``support.json``.
+"""The supported calls of each operator on each NPU family, read from ``support.json``.
 
-``python -m tools.support`` writes ``support.json`` with a dry run of the lowering.
+``python -m tools.support`` writes this file, which contains the results of a dry run of the lowering.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Support:
 
 @cache
 def table() -> dict[str, Support]:
-    """Return the results for each operator name."""
+    """Return the results of the dry run, keyed by operator name."""
     return {name: _read(row) for name, row in json.loads(PATH.read_text(encoding="utf-8")).items()}
 
 

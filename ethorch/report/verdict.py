@@ -18,8 +18,8 @@ class Verdict:
     """The answer to one question about a program.
 
     Attributes:
-        state: ``yes``, ``no``, ``unknown`` (the figure was not measured), or ``open`` (no limit is set).
-        answer: Sentences with the figures and the limit.
+        state: ``yes``, ``no``, ``unknown`` (the figure was not measured), or ``open`` (no budget is set).
+        answer: Sentences with the figures and the budget.
     """
 
     question: str
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
-    """Return the verdicts on memory, time and accuracy. The limits are the budgets in ``data``."""
+    """Return the verdicts on memory, time and accuracy, which compare the figures in ``data`` with its budgets."""
     budgets = {row["name"]: row for row in data["budgets"]}
     return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
 

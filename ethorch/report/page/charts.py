@@ -64,7 +64,7 @@ def largest(layers: Sequence[Layer]) -> Chart:
 
 
 def in_order(layers: Sequence[Layer]) -> Chart:
-    """Return a bar chart of the cycles of all layers in execution order, colored by bound."""
+    """Return a bar chart of the cycles of all layers in execution order. Colors show the resource that limits each layer."""
     bars = [
         Box(layer.index - 0.45, layer.index + 0.45, 0, layer.cycles, _color(_kind(layer)), _describe(layer))
         for layer in layers

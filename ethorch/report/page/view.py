@@ -139,7 +139,7 @@ class Module:
     Attributes:
         path, name: Full path, and its last component.
         npu, cpu: Number of layers on the NPU and on the CPU, including submodules.
-        cycles: Total cycles of these layers, or None if the cycles of any layer are unknown.
+        cycles: Total cycles of all layers in the module, or None if the cycles of any layer are unknown.
         share: Share of the program's cycles, from 0 to 1.
     """
 
@@ -181,7 +181,7 @@ def _share(node: Module, total: int | None) -> None:
 
 
 def binding(layers: Sequence[Layer]) -> list[tuple[str, int, int, float]]:
-    """Return (bound, number of layers, cycles, share of the NPU's cycles) for each bound, most cycles first."""
+    """Return (bound, number of layers, cycles, share of the NPU's cycles) for each limiting resource, most cycles first."""
     total = sum(layer.cycles or 0 for layer in layers if layer.where == NPU)
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
