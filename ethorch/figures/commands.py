@@ -14,7 +14,7 @@ from ethorch.npu import Sources
 
 @dataclass(frozen=True)
 class CommandMap:
-    """The commands that start an operation in one delegate.
+    """The commands that start the operations of one delegate, and the layer of each command.
 
     Attributes:
         stream_bytes: Size of all commands, which is the value of register QSIZE.

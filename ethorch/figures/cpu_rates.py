@@ -1,9 +1,6 @@
 """The kernel library and estimated Cortex-M55 cycles of each CPU operator.
 
-A rate is a number of cycles per unit of work. Counted rates are instructions executed by the firmware's C kernels
-(docs/cpu-kernels.md) on an emulated Cortex-M33, at one cycle each. Assumed rates are derived from the work per element in C++;
-only ``cortex_m`` kernels use vector instructions. No rate was measured on a Cortex-M55. Use rates to rank layers, not to predict
-the time on a board.
+No rate was measured on a Cortex-M55. Use rates to rank layers, not to predict the time on a board.
 """
 
 from __future__ import annotations
@@ -27,7 +24,8 @@ class Rate:
     Attributes:
         name: Stable name, used by ``Layer.estimate``.
         unit: ``element`` (of the largest tensor), ``byte`` (of the outputs), or ``mac``.
-        source: ``counted`` or ``assumed``, followed by the details.
+        source: ``counted`` (from instructions of the firmware's C kernels on an emulated Cortex-M33, at one cycle each) or
+            ``assumed`` (from the work per element in C++), followed by the details.
     """
 
     name: str

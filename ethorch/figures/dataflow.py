@@ -26,7 +26,7 @@ class Dataflow:
     Attributes:
         layers: Layers in execution order. Each NPU layer is one operation in a command stream.
         inputs, outputs: Names, e.g. ``input 0``.
-        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
+        edges: Pairs (producer, consumer). Both are names of inputs or outputs, or layer indices as text.
     """
 
     layers: tuple[Layer, ...]
@@ -38,7 +38,8 @@ class Dataflow:
 def dataflow(program: Subject) -> Dataflow:
     """Build the dataflow graph from the memory accesses of commands and calls.
 
-    Weights do not create edges. Branches are treated as consecutive. Compile-time information is ignored.
+    Weights do not create edges. Branches of control flow are treated as if all of them ran in order. Compile-time information is
+    ignored.
 
     Raises:
         MachineFault: A command stream is malformed.
@@ -99,7 +100,7 @@ def _span(tensor: IoTensor) -> Span:
 
 
 class _Memory:
-    """The last writer of each byte."""
+    """A record of the last writer of each byte in memory."""
 
     def __init__(self) -> None:
         self._writer_sets: list[Ends] = [frozenset()]  # indexed by the numbers in ``_writers``

@@ -30,7 +30,8 @@ class Layer:
 
     Attributes:
         index: Position in execution order.
-        name: Output tensor of an NPU operation (its kind and index if unknown), or a CPU kernel's name with an input or output.
+        name: Name of an NPU operation's output tensor (kind and index of the operation if unknown), or of a CPU kernel with an
+            input or output.
         where: ``NPU`` or ``CPU``.
         delegate: Delegate number, or None on the CPU.
         operator: Name of Vela's operation or of ExecuTorch's kernel.
@@ -42,7 +43,7 @@ class Layer:
         share: Share of the program's cycles, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
         utilization: ``macs`` divided by the NPU's capacity in ``cycles``, from 0 to 1, or None if unknown.
         bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
-        access_cycles: Access cycles for each memory.
+        access_cycles: Cycles of the accesses to each memory.
         read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
             ``Ram`` on the CPU.
         ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.

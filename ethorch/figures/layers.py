@@ -33,8 +33,8 @@ def layers(
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
     All figures are known for a build. For a .pte, each computing NPU command is one layer, with bytes and multiply-accumulates.
-    ``sources`` combines the commands of an operator, and adds cycles, PyTorch operators and source lines. Branches are listed one
-    after the other.
+    If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines. Branches
+    are listed one after the other.
 
     Args:
         source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.

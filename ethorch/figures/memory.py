@@ -1,7 +1,6 @@
 """Compute the RAM and flash of the whole application.
 
-The figures are for a Cortex-M with ExecuTorch and Arm's delegate. The scratch regions of all delegates share the temporary
-allocator, and ExecuTorch's structures have 32-bit sizes. Stacks are not counted, because they depend on the firmware.
+The figures apply to ExecuTorch and Arm's delegate on a Cortex-M. Stacks are not counted, because they depend on the firmware.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ def _stream_tensors(part: Part, run: Run, numbers: Sequence[int], time: int) -> 
 
 
 def _number_works(part: Part, run: Run) -> list[int]:
-    """Return, for each group of commands, the position of its layer in the call."""
+    """Return, for each group of commands that forms a layer, the position of this layer in the delegate call."""
     if part.schedule is None:
         return list(range(len(run.layers)))
     ends = sorted((end, number) for number, row in enumerate(part.schedule.rows) for end in row.command_offsets)

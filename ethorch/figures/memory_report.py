@@ -45,7 +45,7 @@ class TensorPlace:
         delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
         first, last: First and last layer during which the tensor is alive.
-        begins, ends: Beginning and end of the lifetime. Each layer has at least two points in time.
+        begins, ends: First and last point in time of the lifetime. Each layer has at least two points in time.
         dtype, shape, layout: Type of the tensor, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """

@@ -68,7 +68,7 @@ class _Pool:
 
 
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the bytes that ``Program::load_method`` requests from the method allocator, if its buffer is aligned.
+    """Return the bytes that ``Program::load_method`` requests from a method allocator with an aligned buffer.
 
     The temporary allocator must have at least ``lookup_bytes``, because the runtime otherwise uses the method allocator to look up
     kernels. Allocations by delegates of other backends are not counted.

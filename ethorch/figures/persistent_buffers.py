@@ -21,10 +21,10 @@ class Reads:
     """The inputs and outputs of a delegate that its command stream can access in place.
 
     Attributes:
-        inputs: Accesses to buffers in the command stream.
+        inputs: Accesses of the command stream to inputs and outputs.
         numbers: For each delegate input that can be read in place, its index in ``inputs``.
-        outputs: For each delegate output that can be written in place, its index among the outputs of ``inputs``. All reads of the
-            overwritten buffer precede the write.
+        outputs: For each delegate output that can be written in place, its index among the outputs in ``inputs``. All reads of
+            the overwritten buffer precede the write.
     """
 
     payload: DelegatePayload
@@ -33,7 +33,7 @@ class Reads:
     outputs: Mapping[int, int]
 
     def scratch_end(self, numbers: Collection[int], outputs: Collection[int]) -> int:
-        """Return the size of the scratch region if the given inputs and outputs are stored outside the region."""
+        """Return the size of the scratch region, assuming that the given inputs and outputs are stored outside it."""
         others = [tensor for n, tensor in enumerate(self.payload.inputs) if n not in numbers]
         others += [tensor for n, tensor in enumerate(self.payload.outputs) if n not in outputs]
         ends = [tensor.offset + tensor.nbytes for tensor in others]

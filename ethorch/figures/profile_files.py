@@ -155,11 +155,11 @@ def _parse_integer(text: int | str, where: str, quantity: str) -> int:
     digits = str(text).strip()
     if isinstance(text, bool) or not re.fullmatch(r"\d{1,16}|0[xX][0-9a-fA-F]{1,14}", digits):
         raise FormatError(
-            f"{where}: {quantity}: expected a decimal or 0x-prefixed hexadecimal integer, got {digits[:_MAX_QUOTE]!r}."
+            f"{where}, {quantity}: expected a decimal or 0x-prefixed hexadecimal integer, got {digits[:_MAX_QUOTE]!r}."
         )
     number = int(digits, 16 if digits[:2].lower() == "0x" else 10)
     if number > _MAX_COUNT:
-        raise FormatError(f"{where}: {quantity}: expected at most {_MAX_COUNT}, got {number}.")
+        raise FormatError(f"{where}, {quantity}: expected at most {_MAX_COUNT}, got {number}.")
     return number
 
 
@@ -169,7 +169,7 @@ def _parse_number(text: str, where: str, quantity: str, least: float) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > least):
-        raise FormatError(f"{where}: {quantity}: expected a number greater than {least:g}, got {text.strip()[:_MAX_QUOTE]!r}.")
+        raise FormatError(f"{where}, {quantity}: expected a number greater than {least:g}, got {text.strip()[:_MAX_QUOTE]!r}.")
     return number
 
 

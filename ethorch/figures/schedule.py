@@ -26,7 +26,7 @@ class PlannedTensor:
         name: Name of a TOSA tensor or of a Vela buffer.
         address, size_bytes: Location within the region.
         first, last: Positions of the first and last operation during which the tensor is alive.
-        begins, ends: First and last point in Vela's time, which has two points per operation.
+        begins, ends: First and last point of the lifetime in Vela's time, which has two points per operation.
         dtype, layout: Vela's names of the type and layout.
     """
 

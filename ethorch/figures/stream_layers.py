@@ -72,7 +72,7 @@ class _Work:
 def stream_layers(part: Part, first: int) -> list[Layer]:
     """Return one layer for each operator in ``part.sources``, or for each computing command if ``part`` has no sources.
 
-    DMA transfers are counted for the next computing command.
+    DMA transfers are attributed to the next computing command.
 
     Raises:
         MachineFault: The command stream is malformed.

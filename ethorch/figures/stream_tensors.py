@@ -1,6 +1,6 @@
 """Derive the tensors in NPU memory from NPU commands.
 
-A feature map written by several commands (the stripes of an operation) is one tensor.
+If several commands write stripes of one feature map, the feature map is one tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def accesses(candidates: tuple[Access, ...]) -> Iterator[Access]:
 
 
 def highest(program: Program, region: int) -> int:
-    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 if it is not accessed."""
+    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 without any access."""
     end = 0
     for op in program.operations():
         prepare = PREPARE.get((op.name, op.npu.family))
@@ -63,7 +63,7 @@ class StreamTensor:
     layout: str = ""
 
     def overlaps(self, region: int, where: Range) -> bool:
-        """Return True if the tensor shares at least one byte with the range."""
+        """Return True if the tensor shares at least one byte with an address range of a region."""
         return self.region == region and self.start < where[1] and where[0] < self.end
 
 
@@ -87,7 +87,8 @@ class StreamTensors:
     def add(self, position: int, prepared: Prepared) -> None:
         """Add a command of the layer at ``position``.
 
-        A read extends the lifetime of a tensor. A write ends the lifetime, unless it writes another stripe of the same layer.
+        A read extends the lifetime of the tensors that it accesses. A write ends their lifetime, unless it writes another stripe of
+        the same layer.
         """
         for access in accesses(prepared.reads):
             where = extent(access)

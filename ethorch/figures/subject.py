@@ -116,7 +116,7 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """The indices of planned tensors that persist between runs. A call reads each tensor before any call writes it."""
+        """The indices of planned tensors that persist between runs. Each is read by a call before any call writes it."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
         states: list[int] = []
@@ -132,7 +132,7 @@ class Subject:
         return tuple(states)
 
     def tensors_of(self, index: int) -> list[tuple[int, Value]]:
-        """Return (number, tensor) for each tensor in an argument."""
+        """Return (number, tensor) for each tensor in an argument of a call."""
         value = self.method.values[index]
         items = value.items if value.kind.startswith("tensor") else ()
         numbers = [index] if value.kind == "tensor" else [item for item in items if item >= 0]

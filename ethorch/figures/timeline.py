@@ -1,8 +1,4 @@
-"""A timeline of a program's layers on the lanes NPU, DMA and CPU, and a trace for Perfetto or Chrome.
-
-NPU operations run one after the other, with Vela's durations. Weight transfers overlap the previous operation,
-as in Vela's schedule.
-"""
+"""A timeline of a program's layers on the lanes NPU, DMA and CPU, and a trace for Perfetto or Chrome."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
                 value = float(value)
             values[entry.name] = value
         elif entry.default is MISSING and entry.default_factory is MISSING:
-            raise FormatError(f"{kind.__name__}.{entry.name}: expected {entry.type}, found no value.")
+            raise FormatError(f"{kind.__name__}.{entry.name}: expected {entry.type}, got no value.")
     instance = kind(**values)
     check_types(instance)  # type: ignore[arg-type]
     return instance

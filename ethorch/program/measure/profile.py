@@ -201,7 +201,8 @@ def _figures(record: Record, measurements: Measurements) -> Iterator[Figure]:
         cycles = [layer.cycles for layer in record.layers if layer.where == NPU and layer.delegate == delegate]
         if not cycles:
             raise FormatError(
-                f"log: expected delegates of the program, got delegate {delegate}. Use the program that was measured."
+                f"log: expected counters of the program's delegates, got counters of delegate {delegate}. Use the program that was "
+                "measured."
             )
         estimated = None if None in cycles else sum(count or 0 for count in cycles)
         yield Figure(f"cycles of delegate {delegate}", estimated, median(values), min(values), max(values), len(values))
