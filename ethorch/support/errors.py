@@ -35,7 +35,7 @@ class EthorchError(Exception):
 
 
 class SpecError(EthorchError, ValueError):
-    """An unknown name, e.g. of a target, memory mode or flag (the message lists known names), or an invalid setting."""
+    """An invalid setting, or an unknown name of e.g. a target or flag. For an unknown name, the message lists known names."""
 
 
 class UserCodeError(EthorchError):
@@ -107,14 +107,14 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """Return a copy of this fault for an input of a batch."""
+        """Return a copy of this fault that names an input of a batch."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
 
 
 class VerificationError(EthorchError):
-    """A compiled delegate that cannot run, or whose outputs differ from its TOSA graph's.
+    """A compiled delegate that cannot run, or whose outputs differ from those of its TOSA graph.
 
     Attributes:
         operator: First operator that differs, with its source location, or "".
@@ -142,7 +142,7 @@ class Reason:
     """The reason why an operator runs on the CPU.
 
     Attributes:
-        id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
+        id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` or ``convolution.transposed_dilation``.
         text: One sentence with the actual and the allowed values.
         remedy: Sentence that states how to avoid the refusal.
     """

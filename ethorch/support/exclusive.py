@@ -24,6 +24,6 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Acquire ``EXPORT_LOCK`` and silence other libraries, in a context or as a decorator."""
+    """Acquire ``EXPORT_LOCK`` and silence other libraries. Use this function as a context manager or decorator."""
     with EXPORT_LOCK, quiet():
         yield

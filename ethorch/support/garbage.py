@@ -1,4 +1,4 @@
-"""Delay garbage collection. Imports cause eight passes over all objects of torch, at 0.3 s each."""
+"""Delay garbage collection, because importing torch otherwise causes eight passes over all objects, at 0.3 s each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _has_frozen_objects = False
 
 @contextmanager
 def delay_collection() -> Iterator[None]:
-    """Disable garbage collection, e.g. during imports or work whose results stay alive.
+    """Disable garbage collection inside the context, e.g. during imports or work whose results stay alive.
 
-    Afterwards, all objects are in the oldest generation, so that the next collections skip them.
+    After the context, all objects are in the oldest generation, so that the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -37,7 +37,7 @@ def _age_objects() -> None:
 
 @contextmanager
 def reduce_collection() -> Iterator[None]:
-    """Collect garbage only after 50,000 new objects."""
+    """Collect garbage only after every 50,000 new objects inside the context."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 25)
     try:

@@ -18,7 +18,7 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 @dataclass
 class Ratio:
-    """The sums of squares of a reference and of its error, in float64."""
+    """The sums of squares of a reference and of the deviation from it, in float64."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def db(self) -> float:
-        """The ratio in dB. It is inf if the noise is 0, -inf if only the signal is 0 or the noise is infinite, and nan for NaN."""
+        """The ratio of the sums in dB: inf without deviation, -inf if only the reference is 0 or the deviation is infinite."""
         if self.noise == 0:
             return math.inf
         ratio = self.signal / self.noise
@@ -60,7 +60,7 @@ class OutputRatios:
         self._ratios: dict[int, Ratio] = {}
 
     def add(self, reference: Any, approximation: Any) -> None:
-        """Add the outputs of a sample, compared as in :func:`sqnr_db`."""
+        """Compare the outputs of a sample with a reference, as :func:`sqnr_db` does, and add the results."""
         for number, a, b in _pair_tensors(reference, approximation):
             self._ratios.setdefault(number, Ratio()).add(a, b)
 
@@ -73,7 +73,7 @@ class OutputRatios:
 
 
 def lowest_sqnr_db(references: Sequence[Any], approximations: Sequence[Any]) -> float:
-    """Return the lowest SQNR of an output over several samples, in dB. Raise ValueError as :func:`sqnr_db` does."""
+    """Return the lowest SQNR of any output over several samples, in dB. Raise ValueError as :func:`sqnr_db` does."""
     ratios = OutputRatios()
     for reference, approximation in zip(references, approximations, strict=True):
         ratios.add(reference, approximation)

@@ -1,7 +1,7 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name contains a digest of its sources, so cached files are never outdated. It also contains a digest of its bytes,
-because a truncated library would crash the process. Files that other users can change are not used.
+A library's name contains digests of its sources and of its bytes, so that outdated or truncated files are not loaded. Files that
+other users can change are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return the reason why users other than this one and root could replace a library in a folder, or None.
+    """Return the reason why a user other than this user and root can replace a library in a folder, or None.
 
     After symbolic links are resolved, the folder and its parents must belong to this user or to root. Other users must not have
     write access, except to sticky parents like ``/tmp``.
@@ -93,9 +93,9 @@ def build(
         return cached
     if compiler is None:
         raise HostError(
-            f"no C++ compiler was found, and {purpose} builds a small library on first use. Install one (Debian, "
-            "Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install), or set CXX to an "
-            "installed one."
+            f"no C++ compiler was found, but {purpose} compiles a small library on first use. Install a compiler with apt install "
+            "g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora) or xcode-select --install (macOS), or set CXX to an installed "
+            "compiler."
         )
     if danger:
         raise HostError(
@@ -202,7 +202,7 @@ def compiler_command() -> list[str] | None:
     try:
         commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]
     except ValueError as error:
-        raise HostError(f"CXX: expected a command, got {variable!r}: {error}. Set it to a C++ compiler, or unset it.") from None
+        raise HostError(f"CXX: expected a command, got {variable!r} ({error}). Set CXX to a C++ compiler, or unset it.") from None
     return next((words for words in commands if words and shutil.which(words[0])), None)
 
 

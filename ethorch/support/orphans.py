@@ -29,7 +29,7 @@ def lifeline(process: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def end_worker_with(parent: int, pipe: int) -> None:
-    """End this worker process when its parent ends, on Linux even while C++ code holds the GIL.
+    """End this worker process when its parent ends. On Linux, it ends even while C++ code holds the GIL.
 
     On other systems, a thread polls the parent's id, and the worker ends after the C++ call. If ``parent`` did not start this
     process, nothing happens.

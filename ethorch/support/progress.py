@@ -21,10 +21,10 @@ class Listener(Protocol):
         """Begin a stage with ``total`` steps. ``total`` is None if the number is unknown."""
 
     def step(self, name: str) -> None:
-        """Count a finished step of the stage."""
+        """Count a finished step of the stage ``name``."""
 
     def end(self, name: str) -> None:
-        """End the stage, even if it failed."""
+        """End the stage ``name``, even if it failed."""
 
 
 class Silence:

@@ -23,7 +23,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute warnings of other libraries, and messages that they also raise. Levels set by the user do not change.
+    """Mute warnings of other libraries, and log messages that they also raise as exceptions. Log levels set by the user stay.
 
     Filters and levels are global. The first thread in the context sets them, and the last restores them.
     """

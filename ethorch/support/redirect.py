@@ -1,7 +1,7 @@
 """A lock for calls into Vela and ExecuTorch's runtime, which redirect std::cout.
 
-If redirections (pybind11's scoped_ostream_redirect) of two threads overlap, std::cout retains a pointer to a dead buffer, and the
-next flush crashes the process. Calls that redirect it therefore acquire ``COUT_LOCK``, and forks wait for the lock.
+If two threads redirect std::cout at the same time, the process can crash. Such calls therefore acquire ``COUT_LOCK``, and forks
+wait for the lock.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _CELL = "padding:0.1em 1em 0.1em 0;vertical-align:top"
 
 
 def as_text(renderable: RenderableType) -> str:
-    """Return plain text without trailing spaces."""
+    """Render a Rich object as plain text without trailing spaces."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -24,7 +24,7 @@ def as_text(renderable: RenderableType) -> str:
 
 
 def as_html(renderable: RenderableType) -> str:
-    """Return HTML for ``_repr_html_``: tables as ``<table>``, text as paragraphs, other objects as preformatted text."""
+    """Render a Rich object as HTML for ``_repr_html_``: tables as ``<table>``, text as paragraphs, other objects as preformatted text."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -23,7 +23,7 @@ class Task:
     """A call that another process can execute.
 
     Attributes:
-        content: Pickled function with bound objects, only for processes of this program.
+        content: Pickled function with its bound objects. It is loaded only by worker processes of this program.
         folders: Folders from which the user's classes are imported.
         creator: Id of the process that assigns the call. Workers end when this process ends.
         pipe: The creator's ``lifeline``.
