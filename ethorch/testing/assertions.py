@@ -1,4 +1,4 @@
-"""Assertions about NPU operators, accuracy and limits."""
+"""Assertions about NPU operators, accuracy, cycles and memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_runs_on_npu(
     calibration: Any = None,
     **settings: Any,
 ) -> Program:
-    """Compile the model and check limits. A single message lists all violations.
+    """Compile the model and check that it meets the given limits. A single message lists all violations.
 
     ::
 

@@ -51,7 +51,7 @@ def tosa_operators(module: GraphModule) -> list[tuple[str, str]]:
 def dtype_distribution(module: GraphModule, stage: str, table: bool = True) -> str:
     """Return the numbers of inputs and results for each dtype as text.
 
-    JSON has the keys ``stage`` and ``dtypes``. See :func:`distribution`.
+    The JSON text has the keys ``stage`` and ``dtypes``. See :func:`distribution`.
     """
     counts = {
         kind: Counter(_dtype(node) for node in module.graph.nodes if node.op == kind) for kind in ("placeholder", "call_function")

@@ -26,7 +26,7 @@ def record(program: Program) -> Program:
 
 @contextmanager
 def recording() -> Iterator[list[Program]]:
-    """Record programs inside the context, and yield their list."""
+    """Record programs inside the context, and yield the list of recorded programs."""
     programs: list[Program] = []
     token = _running.set(programs)
     try:

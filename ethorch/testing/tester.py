@@ -178,7 +178,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
     @property
     def name(self) -> str:
-        """The class of the tester, the class of the model, and the target, e.g. ``EthosUTester(Net, ethos-u55-128)``."""
+        """The names of the tester class, the model class and the target, e.g. ``EthosUTester(Net, ethos-u55-128)``."""
         return f"{type(self).__name__}({type(self.original_module).__name__}, {self.compile_spec.target})"
 
     @property
@@ -192,11 +192,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self.stages[StageType.QUANTIZE] is not None
 
     def get_artifact(self, stage: StageType | None = None) -> Any:
-        """Return a stage's artifact, e.g. an ExportedProgram, or bytes after ``serialize``. Defaults to the last stage."""
+        """Return the artifact of a stage (default: the last), e.g. an ExportedProgram, or bytes after ``serialize``."""
         return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
-        """Return the graph of a stage, for checks. Defaults to the last stage. Raise EthorchError if the stage has no graph."""
+        """Return the graph of a stage (default: the last), for checks. Raise EthorchError if the stage has no graph."""
         finished_stage = self._get_finished(stage)
         graph = finished_stage.graph_module
         if graph is None:
@@ -308,7 +308,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # outputs ----------------------------------------------------------------------------------------------------------
 
     def generate_random_inputs(self) -> Iterator[Inputs]:
-        """Yield random inputs: uniformly distributed floats in the range of the example, other dtypes unchanged."""
+        """Yield random inputs. Floats are uniformly distributed in the range of the example, and other dtypes are unchanged."""
         if self.dynamic_shapes is not None:
             yield from super().generate_random_inputs()
             return
