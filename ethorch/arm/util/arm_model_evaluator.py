@@ -99,7 +99,7 @@ class ImageNetEvaluator(Evaluator):
         self.max_samples, self.validation_dataset = max_samples, validation_dataset
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``num_samples``, and ``accuracy``, a dict with the fractions ``top-1`` and ``top-5``.
+        """Return a dict with ``num_samples`` and ``accuracy``, which contains the fractions ``top-1`` and ``top-5``.
 
         Raises:
             FileNotFoundError: The folder does not exist.

@@ -276,7 +276,7 @@ def _tosa_spec(
 
 
 class TosaPipelineINT(BasePipeline[T]):
-    """A pipeline that compares the quantized module with its TOSA INT graph, run in the TOSA reference model.
+    """A pipeline that compares the quantized module with its TOSA INT graph, which runs in the TOSA reference model.
 
     Args:
         module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
@@ -331,7 +331,7 @@ class TosaPipelineINT(BasePipeline[T]):
 
 
 class TosaPipelineFP(BasePipeline[T]):
-    """A pipeline that compares the float module with its TOSA FP graph, run in the TOSA reference model.
+    """A pipeline that compares the float module with its TOSA FP graph, which runs in the TOSA reference model.
 
     See ``BasePipeline`` and ``TosaPipelineINT`` for the arguments.
     """
@@ -371,12 +371,12 @@ class TosaPipelineFP(BasePipeline[T]):
 
 
 class _EthosUPipelineINT(BasePipeline[T]):
-    """A pipeline that compares the quantized module with its ``.pte`` for an Ethos-U, run in the simulator.
+    """A pipeline that compares the quantized module with its ``.pte`` for an Ethos-U, which runs in the simulator.
 
     See ``BasePipeline`` and ``TosaPipelineINT`` for the other arguments.
 
     Args:
-        run_on_fvp: Whether to run the program, in ethorch's simulator instead of an FVP.
+        run_on_fvp: Whether to run the program. It runs in ethorch's simulator instead of an FVP.
         a16w8_quantization: Whether activations are int16.
         target: Name of the NPU, or a compile spec. Default: the class's ``TARGET``.
     """
@@ -436,7 +436,7 @@ class OpNotSupportedPipeline(BasePipeline[T]):
         non_delegated_ops: Expected number of CPU calls for each edge operator.
         n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
-        quantize: Whether to quantize, and use the INT profile instead of FP.
+        quantize: Whether to quantize the module and to use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators that the Ethos-U55 supports.
     """
 
