@@ -1,4 +1,4 @@
-"""Create random inputs and save outputs of a program, as NumPy arrays."""
+"""Create random inputs for a program, and save its outputs as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Return a JSON-compatible dict of dtype, shape, text (up to eight values) and, for real arrays, minimum and maximum."""
+    """Describe an array as a JSON-compatible dict of dtype, shape, text (up to eight values) and, for real arrays, minimum and maximum."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

@@ -1,8 +1,7 @@
-"""Load a `.pt2` file written by `torch.export.save` without executing code from the file.
+"""Load `.pt2` files without executing code that they contain.
 
-`torch.export.load` unpickles objects, evaluates shapes as Python expressions, looks up operators by dotted name, loads shared
-libraries of AOTInductor, and generates Python code from names. This module accepts only pickles of tensors and plain data, and
-only text that `torch.export.save` writes.
+`torch.export.load` can execute such code. This module accepts only pickles of tensors and plain data, and only text that
+`torch.export.save` writes.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class UserMethods:
     Attributes:
         models: Models by method name. Shared tensors are the same objects. The ``calibration`` of the models is not used.
         sessions: Sequences of calibration calls (name, inputs). Each session starts with the initial values of the buffers.
-        alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
-        paddings: Axes along which inputs of alternatives may be padded.
+        alternatives: Whether the models are one model with several input shapes and common quantization parameters.
+        paddings: Axes along which inputs may be padded, if ``alternatives`` is set.
     """
 
     models: Mapping[str, UserModel]
@@ -311,7 +311,9 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         if not isinstance(name, str) or not name:
             raise EthorchError(f"expected a non-empty string as the name of a method, e.g. 'decode', got {name!r}.")
         if name not in models:
-            raise EthorchError(f"expected example inputs for {', '.join(map(repr, models))}, got {name!r}, which has no model.")
+            raise EthorchError(
+                f"expected example inputs for the methods {', '.join(map(repr, models))}, got {name!r}, which has no model."
+            )
     user_models = {}
     for name, model in models.items():
         if isinstance(model, UserModel) and name not in inputs:

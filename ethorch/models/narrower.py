@@ -19,7 +19,7 @@ def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel |
     """Return a copy of the model whose convolution ``name`` has ``channels`` outputs, to estimate the effect before training.
 
     Layers that read the outputs (convolutions, batch norms, linear layers) lose the same channels. Return None if ``name`` is not
-    an ungrouped convolution with more channels, or if the model then fails, e.g. because of a residual addition or a view.
+    an ungrouped convolution with more channels, or if the narrowed model fails, e.g. because of a residual addition or a view.
     """
     module = copy.deepcopy(user.module)
     conv = dict(module.named_modules()).get(name)

@@ -21,7 +21,7 @@ class OpenSize(Exception):
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return True if the node's result or an input tensor has a dynamic dim.
+    """Return True if a node's result or any of its input tensors has a dynamic dim.
 
     Data-dependent sizes are not included. See ``lower.fx.node.shape_of_values``.
     """
@@ -34,7 +34,7 @@ def has_open_size(tensor: torch.Tensor) -> bool:
 
 
 def is_size(node: Node) -> bool:
-    """Return True if the result is a number computed from dynamic sizes."""
+    """Return True if the node's result is a number that is computed from dynamic sizes."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))
 
 
@@ -85,9 +85,9 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 
 @contextmanager
 def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
-    """Preserve dynamic dims: comparisons of sizes inside the context do not add guards.
+    """Preserve dynamic dims inside the context by preventing guards for comparisons of sizes.
 
-    Otherwise ``x.shape == y.shape`` would fix a size to that of the example. Sizes that may differ compare as unequal, and are
+    A guard for ``x.shape == y.shape`` would fix a size to that of the example. Sizes that may differ compare as unequal, and are
     ordered like the sizes of the example. The code must skip nodes for which ``is_dynamic`` returns True.
 
     Raises:

@@ -21,7 +21,8 @@ Shapes = Sequence[tuple[int, ...]]
 def read(path: Path, shapes: Shapes) -> Any:
     """Read a file as an item for ``ethorch.models.samples``.
 
-    - ``.npy``: An array. ``.npz``: An array, or a tuple of several arrays in order.
+    - ``.npy``: An array.
+    - ``.npz``: An array, or a tuple of several arrays in order.
     - ``.pt``, ``.pth``: Tensors written by ``torch.save``.
     - ``.csv``: One sample per row of numbers. A header is skipped.
     - ``.wav``: float32 in -1..1 with shape [samples] for one channel, and [channels, samples] for several channels.

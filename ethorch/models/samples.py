@@ -27,7 +27,7 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """The inputs of one inference, and the label.
+    """The inputs of one inference, and their label.
 
     Attributes:
         label: Label from the data set, or None.
@@ -321,7 +321,7 @@ class Expected:
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield interpretations (inputs, label) of an item: without a label, then with the last elements as labels."""
+    """Yield interpretations (inputs, label) of an item: first without a label, and then with the last elements as labels."""
     yield item, None
     if isinstance(item, (tuple, list)) and len(item) >= 2:
         yield (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]

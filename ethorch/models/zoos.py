@@ -33,8 +33,8 @@ ModelAndInputs = tuple[nn.Module, Any]
 def load(zoo: str, name: str) -> ModelAndInputs:
     """Load the model ``zoo:name`` in eval mode.
 
-    - ``torchvision:mobilenet_v2``: A classification network on float[1, 3, 224, 224].
-    - ``timm:NAME``: A timm network on its default input size.
+    - ``torchvision:mobilenet_v2``: A classification network with input float[1, 3, 224, 224].
+    - ``timm:NAME``: A timm network with its default input size.
     - ``hf:FOLDER``: A folder written by ``save_pretrained``, with safetensors weights. The input is 32 token ids or an image of the
       configured size. Decoders have no caches. See ``ethorch.language``.
     - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2, whose weights may be downloaded. Without a network connection,
@@ -173,7 +173,7 @@ def executorch_models() -> Mapping[str, tuple[str, str]]:
 
 
 def zoo_of(name: str) -> str:
-    """Return the zoo for a model name of ExecuTorch's Arm script: ``executorch`` if it has the model, else ``torchvision``."""
+    """Return the zoo of a model in ExecuTorch's Arm script: ``executorch`` if it contains the name, else ``torchvision``."""
     return "executorch" if name in _SCRIPT_MODELS or name in executorch_models() else "torchvision"
 
 
@@ -245,8 +245,8 @@ def _import_package(name: str) -> ModuleType:
 def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
-    If it does not match, the operator ``torchvision::nms`` is missing and the import fails. Declaring the operator's schema is
-    sufficient for networks that do not call it.
+    If the extension does not match, the operator ``torchvision::nms`` is missing and the import fails. Declaring the operator's
+    schema is sufficient for networks that do not call the operator.
 
     Args:
         needed: Whether to raise an error if torchvision is not installed. Otherwise return an empty module.
