@@ -113,7 +113,7 @@ def generate(
         ),
     ] = "",
 ) -> Answer:
-    """Generate text with a program compiled by ethorch.language, i.e. one with a method decode and optionally a method prefill."""
+    """Generate text with a compiled language model, which has a method decode and optionally a method prefill."""
     from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)
@@ -122,7 +122,7 @@ def generate(
     if not prompt:
         raise SpecError("--prompt: expected at least one token, got an empty string.")
     if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
-        raise SpecError(f"--prompt: expected characters of {tokenizer} ({words.characters[:-1]!r}), got {unknown!r}.")
+        raise SpecError(f"--prompt: expected characters in the vocabulary of {tokenizer} ({words.characters[:-1]!r}), got {unknown!r}.")
     ids = words.encode(prompt)
     ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
     generated = list(speaker.generate(ids, tokens, choice, ends))

@@ -79,9 +79,9 @@ def tune(
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: goal missed.
+    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: the goal is not met.
 
-    The goal accuracy without -o, --metric and --min-sqnr-db prints the sensitivity of each module.
+    For the goal accuracy without -o, --metric and --min-sqnr-db, print the sensitivity of each module.
     """
     from ethorch.program.saving import check_writable, describe_saved
 

@@ -126,7 +126,7 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert said[0] == said[1] and said[0].startswith("an old ") and len(said[0].rstrip("\n")) == 12
     assert json.loads(said[2])["calls"] == {"prefill": 0, "decode": 11}
     for wrong, status, words in (
-        (["--prompt", "QUICK"], 2, "expected characters of"),
+        (["--prompt", "QUICK"], 2, "expected characters in the vocabulary of"),
         (["--prompt", ""], 2, "--prompt: expected at least one token"),
         (["--context", "4000"], 1, "expected at most 24"),
     ):
