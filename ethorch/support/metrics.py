@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def db(self) -> float:
-        """The ratio of the sums in dB: inf without deviation, -inf if only the reference is 0 or the deviation is infinite."""
+        """The ratio of the sums in dB. It is inf without deviation, and -inf for a zero reference or an infinite deviation."""
         if self.noise == 0:
             return math.inf
         ratio = self.signal / self.noise
