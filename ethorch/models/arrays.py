@@ -43,7 +43,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Describe an array as a JSON-compatible dict of dtype, shape, text (up to eight values) and, for real arrays, minimum and maximum."""
+    """Describe an array as a JSON-compatible dict of dtype, shape, text (up to 8 values), and minimum and maximum if real."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

@@ -94,8 +94,7 @@ _LARGEST_IMAGE = 8192
 def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Create a deterministic example input.
 
-    The input is a smooth image in about -2..2 if the rank is 4, and normally distributed otherwise. Integers are ones. Calibration
-    requires real inputs.
+    The input is a smooth image in about -2..2 if the rank is 4, and normally distributed otherwise. Integers are ones.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)
