@@ -162,9 +162,9 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA operator)
-        contain both targets' values. ``operators`` contains, for each target, the operators with more supported calls than
-        on the other target.
+        A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA
+        operator) contain both targets' values. ``operators`` contains, for each target, the operators with more supported calls
+        than on the other target.
 
     Raises:
         SpecError: A name is unknown.

@@ -28,7 +28,7 @@ Data = Mapping[str, Any]
 def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
     """Return the HTML report about a program.
 
-    The page depends only on the arguments. All text in ``data`` is escaped, and a content security policy blocks network access
+    All text in ``data`` is escaped, and a content security policy blocks network access
     and all scripts except the page's own.
 
     Args:

@@ -1,6 +1,6 @@
 """Draw charts as inline SVG.
 
-Positions are percentages of the drawing area, so that the size of text does not depend on the width of the page.
+Positions are percentages of the drawing area, so that the page width does not affect the text size.
 """
 
 from __future__ import annotations
