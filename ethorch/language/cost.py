@@ -43,8 +43,8 @@ class DecodeCost:
 
     Attributes:
         cycles: NPU cycles.
-        floor: Minimum cycles, summed over layers. A layer needs at least the time to read its weights once at the speed of one
-            memory stream, and at least the time for its multiply-accumulates on the MAC array.
+        floor: Minimum cycles, summed over layers. The minimum of a layer is the time to read its weights once with one memory
+            stream or to compute its multiply-accumulates, whichever is longer.
         peak_floor: Minimum cycles at the full memory speed, which Vela's estimate does not reach with a single stream.
         weight_bytes: Bytes of weights read for one token, at 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
@@ -72,7 +72,7 @@ class DecodeCost:
     operators: Mapping[str, OperatorCost]
 
     def tokens_per_second(self, clock_hz: float) -> float:
-        """Return the number of tokens per second at the given NPU clock. The memory speed is assumed to scale with the clock."""
+        """Return the number of tokens per second at an NPU clock. The memory speed is assumed to scale with the clock."""
         return clock_hz / self.cycles
 
     def line(self) -> str:

@@ -173,7 +173,7 @@ transformers.AttentionInterface.register(_ATTENTION, attention)
 
 
 class _TableFirst(nn.Module):
-    """A last layer that computes ``table @ hidden``, which reads the table in its stored layout."""
+    # The order of the operands lets the product read the table in its stored layout.
 
     def __init__(self, table: nn.Parameter):
         super().__init__()

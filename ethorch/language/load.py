@@ -78,7 +78,8 @@ def language_model(
         arguments: Any = model.params
         if not arguments.use_kv_cache or arguments.enable_dynamic_shape:
             raise EthorchError(
-                "expected a transformer with static caches, got a transformer without them. Use ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
+                "expected a transformer with static caches, got a transformer without them. Use ModelArgs(use_kv_cache=True, "
+                "enable_dynamic_shape=False)."
             )
         decoder, context, vocabulary = _ExecuTorchLlama(model), arguments.max_context_len, arguments.vocab_size
         prompt = min(prompt, context)

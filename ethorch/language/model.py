@@ -25,7 +25,6 @@ class Prefill(nn.Module):
         self.decoder = decoder
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-        """Return the logits of row ``last``."""
         logits: Tensor = self.decoder(tokens, positions, last)
         return logits
 
@@ -44,7 +43,6 @@ class Decode(nn.Module):
         self.decoder = decoder
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        """Return the logits after the token."""
         logits: Tensor = self.decoder(token, position, None)
         return logits
 

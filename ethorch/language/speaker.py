@@ -154,9 +154,7 @@ class Speaker:
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)
-            raise EthorchError(
-                f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the model."
-            )
+            raise EthorchError(f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the model.")
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
                 f"expected at least one token, and at most {self.context - self.position} (the rest of the context), got "

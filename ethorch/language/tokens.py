@@ -56,7 +56,6 @@ class Characters:
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
 
     def part(self, text: str) -> list[int]:
-        """Return the id of each character."""
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
