@@ -1,7 +1,4 @@
-"""The layers, memory and timeline of a program, as data.
-
-All figures are known for a ``Build``. For a .pte, only the figures that the file records are known.
-"""
+"""The layers, memory and timeline of a program, as data."""
 
 from ethorch.figures.cpu_rates import RATES, Rate
 from ethorch.figures.estimate import Estimate, estimate

@@ -24,8 +24,8 @@ class Rate:
     Attributes:
         name: Stable name, used by ``Layer.estimate``.
         unit: ``element`` (of the largest tensor), ``byte`` (of the outputs), or ``mac``.
-        source: ``counted`` (from instructions of the firmware's C kernels on an emulated Cortex-M33, at one cycle each) or
-            ``assumed`` (from the work per element in C++), followed by the details.
+        source: ``counted`` (instructions of the firmware's C kernels on an emulated Cortex-M33) or ``assumed`` (from the work per
+            element in C++), followed by the details.
     """
 
     name: str

@@ -100,8 +100,6 @@ def _span(tensor: IoTensor) -> Span:
 
 
 class _Memory:
-    """A record of the last writer of each byte in memory."""
-
     def __init__(self) -> None:
         self._writer_sets: list[Ends] = [frozenset()]  # indexed by the numbers in ``_writers``
         self._writers: dict[int, npt.NDArray[np.int32]] = {}

@@ -32,7 +32,7 @@ def layers(
 ) -> tuple[Layer, ...]:
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
-    All figures are known for a build. For a .pte, each computing NPU command is one layer, with bytes and multiply-accumulates.
+    For a .pte, each computing NPU command is one layer, with bytes and multiply-accumulates.
     If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines. Branches
     are listed one after the other.
 

@@ -36,8 +36,8 @@ def memory(
 ) -> MemoryReport:
     """Return the memory of the application: components, totals and tensors.
 
-    Staging memory has the size that Vela planned. For a .pte, it has the size that commands access, which can be smaller. Other
-    sizes do not depend on the source. The NPU tensors of a .pte are derived from its commands.
+    Staging memory has the size that Vela planned. For a .pte, it has the size that commands access, which can be smaller.
+    The NPU tensors of a .pte are derived from its commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.

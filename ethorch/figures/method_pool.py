@@ -1,7 +1,6 @@
 """Count the bytes that ExecuTorch's runtime allocates when it loads a method.
 
 The counted structures and their order are those of ``Method::init`` in executorch 1.4 and 1.5, so that padding is exact.
-``runtime.measure`` confirms the sizes on 64-bit hosts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read measurements from boards and FVPs: logs with NPU counters, QREAD histograms and call times.
 
-Files are not trusted. Their sizes and numbers are checked, and errors contain the line number.
+Files are not trusted, so their sizes and numbers are checked.
 """
 
 from __future__ import annotations
