@@ -51,13 +51,18 @@ def aot_arm_compiler(
             metavar="MODEL",
         ),
     ],
-    model_input: Annotated[Path | None, typer.Option("--model_input", help="File that contains example inputs.", metavar="FILE")] = None,
+    model_input: Annotated[
+        Path | None, typer.Option("--model_input", help="File that contains example inputs.", metavar="FILE")
+    ] = None,
     delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Delegate operators to the NPU or to TOSA.")] = False,
     quantize: Annotated[
         bool, typer.Option("--quantize", "-q", help="Quantize the model. The optional value, INT8 or A16W8, sets --quant_mode.")
     ] = False,
     quant_mode: Annotated[
-        str | None, typer.Option("--quant_mode", help="Quantization mode, INT8 or A16W8. Default: A16W8 for targets with int16, otherwise INT8.")
+        str | None,
+        typer.Option(
+            "--quant_mode", help="Quantization mode, INT8 or A16W8. Default: A16W8 for targets with int16, otherwise INT8."
+        ),
     ] = None,
     target: Annotated[
         str,

@@ -122,7 +122,9 @@ def generate(
     if not prompt:
         raise SpecError("--prompt: expected at least one token, got an empty string.")
     if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
-        raise SpecError(f"--prompt: expected characters in the vocabulary of {tokenizer} ({words.characters[:-1]!r}), got {unknown!r}.")
+        raise SpecError(
+            f"--prompt: expected characters in the vocabulary of {tokenizer} ({words.characters[:-1]!r}), got {unknown!r}."
+        )
     ids = words.encode(prompt)
     ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
     generated = list(speaker.generate(ids, tokens, choice, ends))
