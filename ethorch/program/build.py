@@ -137,7 +137,7 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return, for each method, the buffers that must be int64. At least one method that shares such a buffer requires int64."""
+    """Return, for each method, the buffers that must be int64, because at least one method that shares them requires int64."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}

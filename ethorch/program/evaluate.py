@@ -231,7 +231,7 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _copy_tensor(leaf: Any) -> Any:
-    """Copy an output tensor, because the next call can overwrite an output that is a mutable buffer."""
+    # Copy an output tensor, because the next call can overwrite an output that is a mutable buffer.
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -251,7 +251,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason why a quantize or dequantize operator runs on the CPU."""
+    # Add the reason why a quantize or dequantize operator runs on the CPU.
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)

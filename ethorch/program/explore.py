@@ -56,7 +56,7 @@ _WORTH = 15.0  # minimum estimated seconds of the remaining work for which new p
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of settings.
+    """The result of compiling one combination of settings.
 
     Attributes:
         milliseconds: Estimated time of one inference, or None if compilation failed.

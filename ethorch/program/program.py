@@ -53,7 +53,6 @@ class Program:
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
-        """Create a program from a record."""
         # loaded: Methods that are already loaded in the runtime. All programs of a file share this dict.
         self._record = record
         self._loaded: dict[str, runtime.HostProgram] = {} if loaded is None else loaded
@@ -129,7 +128,7 @@ class Program:
         """The lowest SQNR of an output relative to the float model, or None if unknown.
 
         The first access runs up to 8 calibration samples. If there are several methods, it runs sessions until they have called
-        this method 8 times.
+        this method at least 8 times.
         """
         return accuracy(self._record)
 

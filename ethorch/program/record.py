@@ -210,7 +210,7 @@ class Record:
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences that the inputs contain. Return 1 for wrong shapes, so that the runtime raises an error."""
+        """Return the number of inferences that the inputs contain, or 1 for wrong shapes, so that the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1

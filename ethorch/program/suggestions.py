@@ -45,7 +45,7 @@ _WORTH = 0.005  # minimum relative improvement of a suggestion
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change and its effect.
+    """A change of the settings or the model, and its effect on the program.
 
     Attributes:
         change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.
@@ -248,7 +248,7 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Suggest rounding the output channels of convolutions down to a multiple of ``_BLOCK``."""
+    # Suggest rounding the output channels of convolutions down to a multiple of ``_BLOCK``.
     # Each of these convolutions is compiled separately.
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]

@@ -174,7 +174,7 @@ def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
 
 
 def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
-    """Run the only delegate of a method without ExecuTorch, because importing ExecuTorch takes a second."""
+    # Run the only delegate of a method without ExecuTorch, because importing ExecuTorch takes a second.
     # Return False if the method has several delegates, or if CPU operators other than quantize and casts precede the delegate.
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False

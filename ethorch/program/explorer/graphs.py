@@ -1,8 +1,4 @@
-"""Create the graphs of a program in Model Explorer's schema.
-
-Nodes are NPU operations and CPU operators, grouped by module. If compilation artifacts exist, the TOSA graph of each delegate is
-included.
-"""
+"""Create the graphs of a program, and the TOSA graphs of its delegates, in Model Explorer's schema."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
-A wrong result is caused by the first of them whose results differ too much from those of its predecessor.
+A wrong result is caused by the first of these four whose results differ too much from those of its predecessor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ethorch.vela.verification import delegate_arrays
 
 
 def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs) -> Ladder:
-    """Compare the model, the quantized model and the build for the inputs of one inference."""
+    """Compare the float model, the quantized model and the compiled program on the inputs of one inference."""
     results, recorders = run_recorded(build.pte, "forward", inputs)
     with torch.no_grad():
         floats, fakes = _flat(model(*inputs)), _flat(quantized(*inputs))

@@ -233,8 +233,6 @@ def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
 
 
 class _Runner(Interpreter):
-    """An interpreter that skips observers, copies buffers and calls hooks."""
-
     # on_result: Called with each node, its operands and its result.
     # replace: Called with each operator. If the result is not None, it replaces the operator's result.
 

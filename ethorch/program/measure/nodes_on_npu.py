@@ -143,7 +143,7 @@ class NodesOnNpu:
         return env
 
     def _call(self, node: Node, env: Mapping[Node, Any]) -> Any:
-        """Run the node in PyTorch, with copies of mutable arguments so that no buffer changes."""
+        # Run the node in PyTorch, with copies of mutable arguments so that no buffer changes.
         if node.op == "get_attr":
             constant = attribute(self.module, node)
             return constant.detach().clone() if isinstance(constant, Tensor) else constant
