@@ -24,7 +24,7 @@ def as_text(renderable: RenderableType) -> str:
 
 
 def as_html(renderable: RenderableType) -> str:
-    """Render a Rich object as HTML for ``_repr_html_``: tables as ``<table>``, text as paragraphs, the rest as preformatted text."""
+    """Render a Rich object as HTML for ``_repr_html_``: ``<table>``, paragraphs for text, and preformatted text for the rest."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
