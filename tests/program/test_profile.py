@@ -104,15 +104,15 @@ def test_samples_of_qread_belong_to_layers(program: ethorch.Program, tmp_path: P
     [
         ("", "expected a log"),
         ("hello\n", "expected a log"),
-        ("ok\nethosu_pmu_cycle_cntr : many\n", "line 2: ethosu_pmu_cycle_cntr: expected a decimal"),
+        ("ok\nethosu_pmu_cycle_cntr : many\n", "line 2, ethosu_pmu_cycle_cntr: expected a decimal"),
         (
             "ethosu_pmu_cycle_cntr : -5\n",
-            "line 1: ethosu_pmu_cycle_cntr: expected a decimal or 0x-prefixed hexadecimal integer, got '-5'",
+            "line 1, ethosu_pmu_cycle_cntr: expected a decimal or 0x-prefixed hexadecimal integer, got '-5'",
         ),
         ("ethosu_pmu_cycle_cntr : 9999999999999999\n", "expected at most 9007199254740992"),
         (
             "ethosu_pmu_cycle_cntr : 5 (. per inference)\n",
-            "line 1: count per inference: expected a number greater than -1, got '.'",
+            "line 1, count per inference: expected a number greater than -1, got '.'",
         ),
         ("Ethos-U delegate 5 PMU cycles: 40\n", "expected counters of the program's delegates, got counters of delegate 5"),
         ("qread_bytes,samples\n", "expected rows after the header qread_bytes, samples"),

@@ -97,7 +97,7 @@ def test_without_a_compiler_a_damaged_library_is_none(source, monkeypatch):
     path.write_bytes(path.read_bytes()[:4096])
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(HostError, match=r"no C\+\+ compiler was found, and this test builds"):
+    with pytest.raises(HostError, match=r"no C\+\+ compiler was found, but this test compiles"):
         build(source)
 
 
