@@ -127,6 +127,26 @@ def test_a_float_model_is_one_delegate() -> None:
     np.testing.assert_allclose(found.astype(np.float32), model(x).detach().float().numpy(), atol=2e-3)
 
 
+class EqualWeights(nn.Module):
+    """Two convolutions with equal weights and different biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(x), self.second(y)
+
+
+def test_float_convolutions_can_have_equal_weights() -> None:
+    model, inputs = EqualWeights().eval(), (torch.randn(1, 3, 6, 6), torch.randn(1, 3, 6, 6))
+    _, (tosa,) = lowered(model, inputs, TosaCompileSpec("TOSA-1.0+FP"))
+    results = ethorch.tosa.run(tosa, [x.numpy() for x in inputs])
+    for found, expected in zip(results, model(*inputs), strict=True):
+        np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
+
+
 class Greatest(nn.Module):
     """The CPU's topk, and what reads both of its results."""
 

@@ -106,7 +106,7 @@ def has_weights_of_another(r: Rewriter, op: Op) -> bool:
 def _find_equal_weights(r: Rewriter) -> set[Op]:
     candidates: dict[Any, list[Op]] = {}
     for op in r.select(*KERNEL_AXES):
-        if all(value.is_const for value in op.operands[1:3]):
+        if op.operands[1].dtype in CODES and all(value.is_const for value in op.operands[1:3]):
             rescale = next((reader for reader in r.readers(op.result) if reader.name == "RESCALE"), None)
             scale = () if rescale is None else (rescale.attrs["multiplier"], rescale.attrs["shift"])
             candidates.setdefault((op.name, op.operands[1].shape, scale), []).append(op)
