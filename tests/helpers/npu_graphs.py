@@ -6,11 +6,12 @@ and compares every output byte on full-range random inputs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
-import pickle
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -235,26 +236,34 @@ def compile_graph(tosa: bytes, target: str, options: str = "", memory_mode: str 
         raise Refused(str(error)) from None
 
 
-def _reference(connection, tosa: bytes, arrays: list[np.ndarray]) -> None:
+def _serve(connection: Connection, parents: Connection) -> None:
     import tosa_reference_model
 
-    outputs, status = tosa_reference_model.run(tosa, arrays)
-    connection.send_bytes(pickle.dumps((outputs, str(status))))
+    parents.close()  # the end of the parent process is the end of this one
+    with contextlib.suppress(EOFError):
+        while True:
+            outputs, status = tosa_reference_model.run(*connection.recv())
+            connection.send((outputs, str(status)))
+
+
+@cache
+def _reference_model() -> Connection:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    context.Process(target=_serve, args=(there, here), daemon=True).start()
+    there.close()
+    return here
 
 
 def reference(tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Run the reference model in a forked child, because it aborts its process on invalid graphs."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(False)
-    child = context.Process(target=_reference, args=(send, tosa, arrays))
-    child.start()
-    send.close()
+    """Run the reference model in a forked child, because it aborts its process on invalid graphs. One child runs many graphs."""
+    connection = _reference_model()
     try:
-        outputs, status = pickle.loads(receive.recv_bytes())
-    except EOFError:
+        connection.send((tosa, arrays))
+        outputs, status = connection.recv()
+    except (EOFError, ConnectionError):
+        _reference_model.cache_clear()
         raise AssertionError("the reference model died") from None
-    finally:
-        child.join()
     assert "VALID" in status, status
     return outputs
 
