@@ -171,11 +171,11 @@ def off(found: list[Tensor], wanted: list[Tensor], module: torch.fx.GraphModule)
 @pytest.mark.parametrize(
     ("model", "target", "config"),
     [
-        (Convolutions, "ethos-u85-256", None),
         (CondInLoop, "ethos-u85-1024", None),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [
+                (Convolutions, "ethos-u85-256", None),
                 (TwoResults, "ethos-u85-256", None),
                 (Nested, "ethos-u85-512", None),
                 (Composites, "ethos-u85-256", None),

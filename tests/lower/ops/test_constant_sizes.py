@@ -219,8 +219,17 @@ def test_a_few(name: str) -> None:
     assert many <= GROWTH * few, f"{case}: {few} calls of {SIZES[0]}, {many} of {SIZES[1]}"
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("layer", "target"),
+    [
+        (nn.LSTM, TARGETS[0]),
+        (nn.GRU, TARGETS[1]),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(nn.LSTM, TARGETS[1]), (nn.GRU, TARGETS[0]), *((nn.RNN, target) for target in TARGETS)]
+        ),
+    ],
+)
 def test_recurrent_layers_of_many_features(layer: type[nn.RNNBase], target: str) -> None:
     """Their parameters are named by other sizes than the inputs', so that no sample of theirs can be stretched."""
     (few, _, refused), (many, _, _) = (

@@ -171,8 +171,15 @@ class Quotients(torch.nn.Module):
         return (*by_tensor, x // 7, x % 5, torch.div(x, -3, rounding_mode="trunc"), torch.fmod(x, -4))
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [
+        (torch.int8, "ethos-u55-128"),
+        (torch.int32, "ethos-u85-256"),
+        pytest.param(torch.int32, "ethos-u55-128", marks=pytest.mark.long),
+        pytest.param(torch.int8, "ethos-u85-256", marks=pytest.mark.long),
+    ],
+)
 def test_quotients_and_remainders_of_integers_are_those_of_pytorch(dtype: torch.dtype, target: str) -> None:
     x = torch.arange(-128, 128).repeat(2).to(dtype) * (1 if dtype == torch.int8 else 100_003)
     y = torch.cat([torch.arange(1, 129), torch.arange(-128, 0)]).repeat(2)[torch.randperm(512)].clamp(-127, 127).to(dtype)

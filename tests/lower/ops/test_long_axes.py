@@ -268,8 +268,17 @@ def test_sums_behind_very_many_places_are_few_operations(shape: tuple[int, ...],
     assert len(vela.compile(serialize(graph), spec).command_stream) < 20_000
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+@pytest.mark.parametrize(
+    ("config", "target"),
+    [
+        (get_symmetric_quantization_config, TARGETS[1]),
+        (get_symmetric_a16w8_quantization_config, TARGETS[0]),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(get_symmetric_quantization_config, TARGETS[0]), (get_symmetric_a16w8_quantization_config, TARGETS[1])]
+        ),
+    ],
+)
 def test_gamma_and_beta_of_more_than_65536_elements(config: Callable[[], QuantizationConfig], target: str) -> None:
     """They are a batch norm of so many channels, which is cut."""
     layer = nn.LayerNorm(65_600)
@@ -284,8 +293,15 @@ class Alike(nn.Module):
         return nn.functional.cosine_similarity(x, x.flip(1) + 1, dim=1)
 
 
-@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
-@pytest.mark.parametrize("module", [Deviation(), Alike()], ids=["std", "cosine similarity"])
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        (Deviation(), get_symmetric_a16w8_quantization_config),
+        (Alike(), get_symmetric_quantization_config),
+        pytest.param(Deviation(), get_symmetric_quantization_config, marks=pytest.mark.long),
+        pytest.param(Alike(), get_symmetric_a16w8_quantization_config, marks=pytest.mark.long),
+    ],
+)
 def test_statistics_behind_very_many_places_are_few_operations(module: nn.Module, config: Callable[[], QuantizationConfig]) -> None:
     inputs = (torch.rand(65_537, 2, 2) + 0.5,)  # no row is next to 0, where its direction is noise
     found = climbed(quantized(module, [inputs], config()), inputs)
@@ -328,8 +344,13 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *((name, "ethos-u85-256") for name in BATCHES),
+        *(pytest.param(name, "ethos-u55-128", marks=[pytest.mark.long] * (name != "depthwise")) for name in BATCHES),
+    ],
+)
 def test_kernels_of_one_place_compute_a_large_batch_by_few_operations(name: str, target: str) -> None:
     """Vela makes an operation of each map of such a batch: of the conv3d 4 MB of commands in 80 s."""
     module, shape = BATCHES[name]

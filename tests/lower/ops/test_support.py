@@ -26,7 +26,7 @@ def test_every_operator_was_tried_with_its_samples() -> None:
     assert [name for name, row in rows.items() if row["samples"] != trying.fingerprint(SPECS[name])] == [], HINT
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.long] * (x in SOME[2:4])) for x in SOME])
 def test_some_are_tried_again(name: str) -> None:
     assert json.loads(support.PATH.read_text())[name] == trying.dry_run_samples(SPECS[name]), HINT
 

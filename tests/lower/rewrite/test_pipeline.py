@@ -127,8 +127,7 @@ def test_slice_of_five_axes_is_slices_of_three(target: str, axes: tuple[int, ...
     codes = [np.random.default_rng(3).integers(-128, 128, x.shape).astype(np.int8)]
     (wanted,) = reference(before, codes)
     np.testing.assert_array_equal(reference(serialize(after), codes)[0], wanted)
-    compiled = vela.compile(serialize(after), EthosUCompileSpec(target), timeout_seconds=60)
-    (found,) = run_compiled(compiled, codes)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec(target))
     np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 

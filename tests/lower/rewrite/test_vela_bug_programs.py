@@ -93,7 +93,14 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("name", "target"), [(name, target) for name, each in EXAMPLES.items() for target in each.targets])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, marks=[pytest.mark.long] * (target != each.targets[0]))
+        for name, each in EXAMPLES.items()
+        for target in each.targets
+    ],
+)
 def test_programs(name: str, target: str) -> None:
     each = EXAMPLES[name]
     torch.manual_seed(0)

@@ -37,8 +37,18 @@ def test_each_row_has_graphs_or_a_reason_for_none() -> None:
     assert not set(GRAPHS) & set(UNSHOWN)
 
 
-@pytest.mark.parametrize("family", get_args(Family))
-@pytest.mark.parametrize("id", GRAPHS)
+#: Rows whose graphs take seconds on each family: one family will do.
+SLOW = ("vela.padded-stride-along-long-axis", "vela.dilated-convolution-along-long-axis", "vela.wide-padding")
+
+
+@pytest.mark.parametrize(
+    ("id", "family"),
+    [
+        pytest.param(id, family, marks=[pytest.mark.long] * (id in SLOW and family != "u65"))
+        for id in GRAPHS
+        for family in get_args(Family)
+    ],
+)
 def test_led_around(id: str, family: str) -> None:
     """What Vela gets wrong is right with the row, and no other family pays for it."""
     bug = BY_ID[id]
