@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from typing import Any
@@ -186,9 +187,14 @@ ORDER: list[tuple[str, tuple[Any, ...]]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def graph() -> torch.fx.GraphModule:
+    return exported(Small(), samples(IMAGE)[0])
+
+
 @pytest.mark.parametrize("index", range(len(ORDER) - 1))
 @pytest.mark.parametrize("narrow_is_none", [True, False])
-def test_narrower_wins_whatever_the_order_of_calls(index: int, narrow_is_none: bool) -> None:
+def test_narrower_wins_whatever_the_order_of_calls(index: int, narrow_is_none: bool, graph: torch.fx.GraphModule) -> None:
     (narrow, narrow_args), (wide, wide_args) = ORDER[index], ORDER[index + 1]
 
     def call(q: EthosUQuantizer, setter: str, args: tuple[Any, ...], config: Any) -> None:
@@ -199,7 +205,7 @@ def test_narrower_wins_whatever_the_order_of_calls(index: int, narrow_is_none: b
         q = by()
         for setter, args in settings:
             call(q, setter, args, configs[setter + str(args)])
-        model = q.transform_for_annotation(exported(Small(), samples(IMAGE)[0]))
+        model = q.transform_for_annotation(copy.deepcopy(graph))
         node = next(n for n in model.graph.nodes if n.name == "conv2d_1")
         assert q.settings.of(model)(node) is (None if narrow_is_none else INT8)
 

@@ -87,7 +87,18 @@ def trained(data: Data) -> Digits:
 
 def prepared_for_training(model: nn.Module, config: QuantizationConfig, batch: Tensor) -> GraphModule:
     graph = torch.export.export(copy.deepcopy(model).train(), (batch,)).module(check_guards=False)
-    graph = prepare_qat_pt2e(graph, quantizer(config))
+    return prepare_qat_pt2e(graph, quantizer(config))
+
+
+@pytest.fixture(scope="module")
+def untouched(data: Data, trained: Digits) -> GraphModule:
+    return prepared_for_training(trained, get_symmetric_quantization_config(is_qat=True), data.images[:48])
+
+
+@pytest.fixture
+def prepared(untouched: GraphModule) -> GraphModule:
+    """The trained model, prepared for training in int8. Preparing takes seconds, a copy does not."""
+    graph = copy.deepcopy(untouched)
     allow_exported_model_train_eval(graph)
     return graph
 
@@ -98,6 +109,7 @@ def test_training_gains_accuracy_over_calibration(data: Data, trained: Digits) -
     calibration = [(images,) for images in data.images[:480].split(48)]
     calibrated = quantized(copy.deepcopy(trained), calibration, quantizer(coarse(False))).module
     graph = prepared_for_training(trained, coarse(True), batch)
+    allow_exported_model_train_eval(graph)
     graph.train()
     data.train(graph, 4, 2e-3)
     converted = ethorch.tuning.convert_qat(graph)
@@ -105,13 +117,12 @@ def test_training_gains_accuracy_over_calibration(data: Data, trained: Digits) -
     assert gain > 0.01, (data.accuracy(converted), data.accuracy(calibrated))
 
 
-def test_parameters_stay_parameters_and_get_gradients(data: Data, trained: Digits) -> None:
-    graph = prepared_for_training(trained, get_symmetric_quantization_config(is_qat=True), data.images[:48])
-    parameters = dict(graph.named_parameters())
+def test_parameters_stay_parameters_and_get_gradients(data: Data, trained: Digits, prepared: GraphModule) -> None:
+    parameters = dict(prepared.named_parameters())
     assert len(parameters) == len(dict(trained.named_parameters()))
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = torch.optim.SGD(graph.parameters(), 0.1)
-    nn.functional.cross_entropy(graph(data.images[:48]), data.labels[:48]).backward()
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
+    nn.functional.cross_entropy(prepared(data.images[:48]), data.labels[:48]).backward()
     optimizer.step()
     moved = {name for name, p in parameters.items() if not torch.equal(p, before[name])}
     assert {name for name in parameters if name.endswith("weight")} <= moved
@@ -120,13 +131,12 @@ def test_parameters_stay_parameters_and_get_gradients(data: Data, trained: Digit
 
 @pytest.mark.parametrize("convert", [ethorch.tuning.convert_qat, pytest.param(convert_pt2e, marks=pytest.mark.long)])
 def test_batch_norm_folds_and_the_result_runs_on_the_npu(
-    data: Data, trained: Digits, convert: Callable[[GraphModule], GraphModule]
+    data: Data, prepared: GraphModule, convert: Callable[[GraphModule], GraphModule]
 ) -> None:
-    graph = prepared_for_training(trained, get_symmetric_quantization_config(is_qat=True), data.images[:48])
-    graph.train()
-    data.train(graph, 1, 1e-3)
-    graph.eval()
-    converted = convert(graph)
+    prepared.train()
+    data.train(prepared, 1, 1e-3)
+    prepared.eval()
+    converted = convert(prepared)
     names = [str(n.target) for n in converted.graph.nodes]
     assert not any("batch_norm" in name for name in names)
     assert data.accuracy(converted) > 0.93
@@ -134,10 +144,9 @@ def test_batch_norm_folds_and_the_result_runs_on_the_npu(
     assert [str(refusal) for refusal in built.partition.refusals] == [] and len(built.delegates) == 1
 
 
-def test_nothing_is_observed_between_convolution_and_batch_norm(data: Data, trained: Digits) -> None:
-    graph = prepared_for_training(trained, get_symmetric_quantization_config(is_qat=True), data.images[:48])
-    modules = [n for n in graph.graph.nodes if n.op == "call_module"]
-    watched = {n.args[0].name for n in modules if isinstance(graph.get_submodule(n.target), FakeQuantizeBase)}
+def test_nothing_is_observed_between_convolution_and_batch_norm(prepared: GraphModule) -> None:
+    modules = [n for n in prepared.graph.nodes if n.op == "call_module"]
+    watched = {n.args[0].name for n in modules if isinstance(prepared.get_submodule(n.target), FakeQuantizeBase)}
     assert not any("conv" in name or "div" in name for name in watched), watched
     assert sum("batch_norm" in name for name in watched) == 1, "the first one's result is observed behind its ReLU"
 

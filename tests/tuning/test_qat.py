@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torchao.quantization.pt2e import allow_exported_model_train_eval
 
 import ethorch
 from ethorch.program.program import record_of
@@ -18,6 +23,18 @@ def network() -> nn.Module:
     )
 
 
+@cache
+def prepared_once() -> GraphModule:
+    return ethorch.tuning.prepare_qat(network().train(), torch.rand(16, 1, 8, 8))
+
+
+def prepare() -> GraphModule:
+    """The network, prepared for batches of any size. Preparing takes seconds, a copy does not."""
+    prepared = copy.deepcopy(prepared_once())
+    allow_exported_model_train_eval(prepared)
+    return prepared
+
+
 def step(model: nn.Module, images: Tensor, labels: Tensor, rate: float = 0.05) -> float:
     optimizer = torch.optim.SGD(model.parameters(), rate)
     optimizer.zero_grad()
@@ -29,8 +46,7 @@ def step(model: nn.Module, images: Tensor, labels: Tensor, rate: float = 0.05) -
 
 def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
     images, labels = torch.rand(32, 1, 8, 8), torch.randint(0, 10, (32,))
-    model = network().train()
-    prepared = ethorch.tuning.prepare_qat(model, images[:16])
+    prepared = prepare()
     losses = [step(prepared, images, labels) for _ in range(30)]
     assert losses[-1] < losses[0]
     ethorch.tuning.freeze_qat(prepared)
@@ -50,7 +66,7 @@ def test_a_model_trained_with_batches_runs_one_image_a_time() -> None:
 
 def test_frozen_batch_norms_and_ranges_stay() -> None:
     images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
-    prepared = ethorch.tuning.prepare_qat(network().train(), images)
+    prepared = prepare()
     step(prepared, images, labels)
     ethorch.tuning.freeze_qat(prepared)
     prepared.eval()
@@ -64,7 +80,7 @@ def test_frozen_batch_norms_and_ranges_stay() -> None:
 
 def test_without_freezing_they_move() -> None:
     images, labels = torch.rand(16, 1, 8, 8), torch.randint(0, 10, (16,))
-    prepared = ethorch.tuning.prepare_qat(network().train(), images)
+    prepared = prepare()
     step(prepared, images, labels)
     (name, before), *_ = [(name, x.clone()) for name, x in prepared.named_buffers() if name.endswith("running_mean")]
     step(prepared, 3 * images, labels)
