@@ -65,7 +65,17 @@ def converted(model: nn.Module, samples: list[tuple[Tensor, ...]], config: Any =
     return convert_pt2e(prepared)
 
 
-@pytest.mark.parametrize("way", [*WAYS, "join", "causal", "bool", "float"])
+#: Other constants and orders of what the default run has.
+SIMILAR = (
+    *("fill -1e9", "fill least float", "fill tensor", "add -inf", "where scalar", "where not"),
+    *("fill, then multiply", "fill, then clamp", "float"),
+)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.long] * (way in SIMILAR)) for way in (*WAYS, "join", "causal", "bool", "float")],
+)
 def test_a_constant_mask(way: str) -> None:
     model = Attention(way)
     torch.manual_seed(2)
@@ -76,8 +86,18 @@ def test_a_constant_mask(way: str) -> None:
     assert first < 0.03 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("way", ["fill -inf", "add -1e9 and a bias", "where"])
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(
+    ("way", "moves"),
+    [
+        ("fill -inf", False),
+        ("add -1e9 and a bias", True),
+        ("where", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("fill -inf", True), ("add -1e9 and a bias", False), ("where", True))
+        ),
+    ],
+)
 def test_a_softmax_of_another_scheme_than_its_scores(way: str, moves: bool) -> None:
     """Its own observer of the masked scores must not count the mask."""
 

@@ -15,6 +15,8 @@ from ethorch.quantization.passes.constants import fold_constants
 from ethorch.quantization.passes.context import PassContext
 from tests.helpers.quantized import exported
 
+TARGETS = ("ethos-u55-128", "ethos-u85-256")
+
 
 class Filled(nn.Module):
     """Writes to memory that nobody has set, as the attention of DeepSeek-V3 does."""
@@ -122,15 +124,21 @@ class Transposed(nn.Module):
         return self.conv(self.image), self.layer(x)
 
 
-@pytest.mark.parametrize("network", [Negated, Attending, Padded, Transposed])
-def test_results_that_depend_on_no_input(network: type[nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("network", "target"),
+    [
+        pytest.param(network, target, marks=[pytest.mark.long] * (target != default))
+        for network, default in zip((Negated, Attending, Padded, Transposed), 2 * TARGETS, strict=True)
+        for target in TARGETS
+    ],
+)
+def test_results_that_depend_on_no_input(network: type[nn.Module], target: str) -> None:
     torch.manual_seed(0)
     model, x = network().eval(), torch.randn(1, 4)
-    for target in ("ethos-u55-128", "ethos-u85-256"):
-        program = ethorch.compile(model, x, target, progress=False)
-        assert record_of(program).build is not None and not record_of(program).build.partition.refusals
-        for found, wanted in zip(program(x), model(x), strict=True):
-            assert ethorch.sqnr_db(wanted, found) > 35
+    program = ethorch.compile(model, x, target, progress=False)
+    assert record_of(program).build is not None and not record_of(program).build.partition.refusals
+    for found, wanted in zip(program(x), model(x), strict=True):
+        assert ethorch.sqnr_db(wanted, found) > 35
 
 
 class Returned(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -230,11 +231,21 @@ def put_at_two(cache: Tensor, place: Tensor, row: Tensor) -> None:
     cache.index_put_((torch.arange(1)[:, None], (place % 16)[None]), row)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "a16w8"])
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+FEW = [
+    (put_modulo, torch.int64, "ethos-u55-128", "int8"),
+    (copy_modulo, torch.int64, "ethos-u85-256", "int8"),
+    (copy_modulo, torch.int32, "ethos-u55-128", "a16w8"),
+    (put_at_two, torch.int64, "ethos-u85-256", "a16w8"),
+]
+
+
 @pytest.mark.parametrize(
-    ("write", "dtype"),
-    [(put_modulo, torch.int64), (copy_modulo, torch.int64), (copy_modulo, torch.int32), (put_at_two, torch.int64)],
+    ("write", "dtype", "target", "scheme"),
+    [
+        pytest.param(*case, *where, marks=[pytest.mark.long] * ((*case, *where) not in FEW))
+        for case in dict.fromkeys(each[:2] for each in FEW)
+        for where in product(("ethos-u55-128", "ethos-u85-256"), ("int8", "a16w8"))
+    ],
 )
 def test_positions_modulo_a_power_of_two_stay_on_the_npu(
     write: Callable[[Tensor, Tensor, Tensor], object], dtype: torch.dtype, target: str, scheme: str

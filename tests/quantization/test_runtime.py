@@ -48,7 +48,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith(("first", "last"))) for name in SETTINGS]
+)
 def test_float_parts_stay_on_the_cpu(name: str) -> None:
     q: EthosUQuantizer = SETTINGS[name](EthosUQuantizer(SPEC))
     calibration = samples(IMAGE)
@@ -121,7 +123,7 @@ def test_two_schemes_in_one_model() -> None:
     assert not built.partition.refusals
 
 
-@pytest.mark.parametrize("left_out", ["1", "2", "3"])
+@pytest.mark.parametrize("left_out", ["1", *(pytest.param(x, marks=pytest.mark.long) for x in ("2", "3"))])
 def test_a_module_without_parameters_stays_on_the_cpu_when_it_is_left_out(left_out: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 4 * 4, 4)).eval()
     calibration = samples(IMAGE)
@@ -166,7 +168,9 @@ def activation_bits(graph: GraphModule) -> list[int]:
     return [torch.iinfo(node.args[-1]).bits for node in graph.graph.nodes if node.target is quantize]
 
 
-@pytest.mark.parametrize("join", BETWEEN)
+@pytest.mark.parametrize(
+    "join", [pytest.param(x, marks=[pytest.mark.long] * (x in ("relu", "softmax", "matmul"))) for x in BETWEEN]
+)
 def test_what_belongs_to_no_module_takes_the_scheme_of_all_around_it(join: str) -> None:
     graph = in_16_bits(BETWEEN[join], ("first", "second", "last"))
     assert set(activation_bits(graph)) == {16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from tests.helpers.networks import TARGETS, checked
 ARM = {"super_resolution": 32.4, "joined_inputs": 16.9, "small_gru": 18.7, "sorted": 20.8, "branches": 37.4, "attention": 28.4}
 
 
-@pytest.mark.parametrize("name", ARM)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.long] * (x not in ("super_resolution", "attention"))) for x in ARM]
+)
 def test_four_calibration_inputs_are_enough(name: str) -> None:
     """On inputs that it was not calibrated with."""
     case = VARIOUS[name]
@@ -34,14 +37,19 @@ def test_four_calibration_inputs_are_enough(name: str) -> None:
     assert found > ARM[name] - 0.3, found
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "target"),
     [
-        "super_resolution",
-        "joined_inputs",
-        "attention",
-        *(pytest.param(x, marks=pytest.mark.long) for x in ("small_gru", "branches")),
+        ("super_resolution", "ethos-u55-128"),
+        ("joined_inputs", "ethos-u85-256"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("super_resolution", "ethos-u85-256"),
+                ("joined_inputs", "ethos-u55-128"),
+                *product(("attention", "small_gru", "branches"), TARGETS),
+            ]
+        ),
     ],
 )
 def test_every_layer_computes_it(name: str, target: str) -> None:
@@ -73,7 +81,7 @@ class Windows(nn.Module):
         return (self.last(F.relu(y)) + self.mean)[:, :, : self.side, : self.side]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [pytest.param(TARGETS[0], marks=pytest.mark.long), *TARGETS[1:]])
 def test_attention_in_windows_runs_as_a_whole_and_soon(target: str) -> None:
     """Its last sum was left in float; the first run of such a network took the simulator 24 s."""
     generator = torch.Generator().manual_seed(0)
@@ -85,6 +93,7 @@ def test_attention_in_windows_runs_as_a_whole_and_soon(target: str) -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.long
 def test_a_recurrence_takes_seconds() -> None:
     """A bidirectional LSTM of two layers over 8 steps took 65."""
     torch.manual_seed(0)

@@ -102,7 +102,13 @@ def calls(model: type[nn.Module]) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "scheme"), [(Grouped, "int8"), (Grouped, "a16w8"), (Learned, "int8"), (Learned, "a16w8"), (Chunked, "int8")]
+    ("model", "scheme"),
+    [
+        (Grouped, "int8"),
+        (Learned, "a16w8"),
+        (Chunked, "int8"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((Grouped, "a16w8"), (Learned, "int8"))),
+    ],
 )
 def test_no_operator_is_on_the_cpu(model: type[nn.Module], scheme: str) -> None:
     inputs = calls(model)
