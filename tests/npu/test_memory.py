@@ -92,7 +92,7 @@ def test_decoded_values_are_cached():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("target", ["u55-128", "u85-1024"])
+@pytest.mark.parametrize("target", ["u55-128", pytest.param("u85-1024", marks=pytest.mark.long)])
 def test_memory_of_a_network(target):
     """Like a small mobilenet's parts: wide feature maps first, the weights of a classifier last."""
     g = Graph(1)

@@ -18,7 +18,7 @@ from ethorch.tosa.serialize import serialize
 from tests.helpers import ladder
 from tests.helpers import npu_coverage as coverage
 
-STEP = 13  # of so many samples one is run on one configuration in the default tests: all configurations, both precisions
+STEP = 25  # of so many samples one is run on one configuration in the default tests: all configurations, both precisions
 SHARE = [(*case, list(TARGETS)[n % len(TARGETS)], list(ladder.CONFIGS)[n % 2]) for n, case in enumerate(ladder.CASES[::STEP])]
 
 

@@ -62,7 +62,9 @@ def test_small_networks(model, target):
         check(compare(stream, rate_regions(target)))
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-1024"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("ethos-u55-32", marks=pytest.mark.long), "ethos-u55-256", "ethos-u65-512", "ethos-u85-1024"]
+)
 def test_other_sizes(target):
     for stream in compile_network("ds_cnn", target):
         check(compare(stream, rate_regions(target)))

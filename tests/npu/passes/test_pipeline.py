@@ -17,7 +17,10 @@ from tests.npu.passes.streams import list_instructions, read_rates
 from tests.npu.verify.simulation import run
 from tests.npu.verify.streams import Case, compile_case
 
-TARGETS = ("ethos-u55-32", "ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256")
+TARGETS = [
+    *("ethos-u55-128", "ethos-u65-512", "ethos-u85-256"),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("ethos-u55-32", "ethos-u65-256")),
+]
 
 
 def compile_with_rates(network: str, target: str) -> tuple[Case, Regions]:

@@ -34,7 +34,7 @@ def make_resident(target: str, **settings: int) -> tuple[Case, Stream, Stream | 
     return case, before, resident_weights.run(before, find_context(target, **settings))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [pytest.param(x, marks=[pytest.mark.long] * (x not in TARGETS[1::2])) for x in TARGETS])
 def test_copies_save_cycles_and_change_no_byte(target: str) -> None:
     case, before, after = make_resident(target)
     assert after is not None
