@@ -198,7 +198,7 @@ class Rows(nn.Module):
         return rows if self.returned else (rows[0] + rows[-1],)
 
 
-@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("returned", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_more_results_than_vela_finds_places_for(returned: bool) -> None:
     """Of 514 results the last two are refused; 514 of which two are read are not."""
     inputs = (torch.rand(514, 4),)
