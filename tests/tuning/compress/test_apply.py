@@ -61,7 +61,7 @@ def test_vela_encodes_what_obeys_in_fewer_bytes(quantized: GraphModule, text: st
     assert all(len(each.unique()) > 32 for each in codes(quantized).values()), "the model that was given is as it was"
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("target", [pytest.param("ethos-u55-128", marks=pytest.mark.long), "ethos-u85-256"])
 def test_the_program_computes_as_the_reference_model(quantized: GraphModule, target: str) -> None:
     recipes = {
         "first": "2:4+16-values",
@@ -72,7 +72,7 @@ def test_the_program_computes_as_the_reference_model(quantized: GraphModule, tar
     }
     made = compress.apply(quantized, recipes, SAMPLES)
     program = ethorch.compile(made, SAMPLES[0], target)
-    assert program.compare(samples=[x for (x,) in SAMPLES], model=kinds()).bit_exact
+    assert program.compare(samples=[x for (x,) in SAMPLES[:3]], model=kinds()).bit_exact
     with torch.no_grad():
         wanted = [made(*sample) for sample in SAMPLES]
         assert ethorch.sqnr_db(wanted, [program(*sample) for sample in SAMPLES]) > 35

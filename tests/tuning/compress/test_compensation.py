@@ -24,8 +24,9 @@ def two_of_four(codes: torch.Tensor, channels: int) -> bool:
     return all(int(taps[:, :, first : first + 4].sum(2).max()) <= 2 for first in range(0, channels, 4))
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize(
+    ("groups", "known"), [(1, True), (3, False), *(pytest.param(*case, marks=pytest.mark.long) for case in [(1, False), (3, True)])]
+)
 @pytest.mark.parametrize("text", ["16-values", "4-bits", "50%-zeros", "50%-zeros+8-values", "2:4", "2:4+16-values", "2:4+4-bits"])
 def test_the_codes_obey(text: str, groups: int, known: bool) -> None:
     given, recipe = problem(groups, known=known), parse(text)

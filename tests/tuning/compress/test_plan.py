@@ -29,7 +29,7 @@ U55, U85 = EthosUCompileSpec("ethos-u55-128"), EthosUCompileSpec("ethos-u85-256"
 
 @pytest.fixture(scope="module")
 def planned() -> compress.Plan:
-    return compress.plan(kinds(), U55, SAMPLES, min_sqnr_db=18, objective="bytes")
+    return compress.plan(kinds(), U55, SAMPLES, min_sqnr_db=18, objective="bytes", recipes=["16-values", "8-values", "4-bits"])
 
 
 def test_as_much_is_saved_as_the_accuracy_allows(planned: compress.Plan) -> None:
@@ -61,9 +61,9 @@ def test_predictions_are_near_what_is_measured(planned: compress.Plan) -> None:
 
 def test_less_flash_and_fewer_cycles(planned: compress.Plan) -> None:
     limit = planned.flash_bytes_before - 3000
-    smaller = compress.plan(planned.quantized, U55, SAMPLES, max_flash=limit)
+    smaller = compress.plan(planned.quantized, U55, SAMPLES, max_flash=limit, recipes=["16-values", "8-values"])
     assert smaller.reached and planned.flash_bytes < smaller.flash_bytes <= limit and smaller.sqnr_db_before == math.inf
-    faster = compress.plan(kinds(), U85, SAMPLES, max_cycles=int(planned_cycles() * 0.9))
+    faster = compress.plan(kinds(), U85, SAMPLES, max_cycles=int(planned_cycles() * 0.9), recipes=["2:4", "2:4+16-values"])
     assert faster.reached and any(recipe.startswith("2:4") for recipe in faster.recipes.values())
     assert faster.cycles <= 0.9 * faster.cycles_before
 
