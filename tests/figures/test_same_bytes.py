@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,11 @@ from tests.figures.programs import CASES
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(home: Path) -> None:
+def build(home: Path, names: Iterable[str]) -> None:
     """Write programs and artifacts to ``home/out``, with an ini file in ``home``."""
     ini = home / "board.ini"
     ini.write_text((find_shipped_root() / "Arm" / "vela.ini").read_text())
-    for name in ("picture", "two_delegates", "branches"):
+    for name in names:
         case = CASES[name]
         torch.manual_seed(0)
         user = UserModel(case.model().eval(), case.inputs())
@@ -35,23 +36,25 @@ def build(home: Path) -> None:
         (folder / (name + ".pte")).write_bytes(program.pte)
 
 
-@pytest.fixture(scope="module")
-def two_builds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+@pytest.fixture(
+    scope="module", params=[("picture", "two_delegates"), pytest.param(("branches",), marks=pytest.mark.long)], ids=",".join
+)
+def two_builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The files of a new process and of this one. Each has its own working, temporary and dump folder, ini file and hash seed."""
     homes = [tmp_path_factory.mktemp(name) for name in ("first_place", "second_place")]
     for home in homes:
         for part in ("tmp", "work", "out"):
             (home / part).mkdir()
-    script = "import sys, pathlib, tests.figures.test_same_bytes as t; t.build(pathlib.Path(sys.argv[1]))"
+    script = "import sys, pathlib, tests.figures.test_same_bytes as t; t.build(pathlib.Path(sys.argv[1]), sys.argv[2:])"
     environment = {**os.environ, "TMPDIR": str(homes[0] / "tmp"), "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}
-    command = [sys.executable, "-c", script, str(homes[0])]
+    command = [sys.executable, "-c", script, str(homes[0]), *request.param]
     done = subprocess.run(command, cwd=homes[0] / "work", env=environment, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()[-2000:]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(homes[1] / "work")
         patch.setenv("TMPDIR", str(homes[1] / "tmp"))
         patch.setattr(tempfile, "tempdir", None)
-        build(homes[1])
+        build(homes[1], request.param)
     return homes
 
 

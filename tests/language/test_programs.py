@@ -203,7 +203,7 @@ def test_shapes_of_published_models_are_one_delegate_near_the_floor(
 
 def test_the_shortest_prefill_that_a_prompt_fits_is_called() -> None:
     torch.manual_seed(0)
-    model = language_model(Rotary().eval(), context=CONTEXT, prompt=(4, 8))
+    model = language_model(Rotary(16, 1, 2, 1).eval(), context=CONTEXT, prompt=(4, 8))
     program = compiled(model)
     assert program.methods == ("prefill", "prefill_4", "decode")
     speaker, exact, used = Speaker.of_program(program), Speaker.of_model(model), []

@@ -32,7 +32,7 @@ def test_permutes() -> None:
     assert to_nhwc(torch.zeros(2, 3)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("target", ["ethos-u55-128", pytest.param("ethos-u85-256", marks=pytest.mark.long)])
 def test_no_transpose_is_left(target: str) -> None:
     torch.manual_seed(0)
     model, spec = Net().eval(), EthosUCompileSpec(target)
