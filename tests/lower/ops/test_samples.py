@@ -1,9 +1,8 @@
 """Every operator's every sample: each layer agrees with the next.
 
-By default the first sample of each operator, and the second unless it is a table or a composite, in int8 on ethos-u55-128, with
-weights per channel (and per tensor where there are any). The first of them also in int16, but for most tables; of the two dtypes
-one, in turn, on ethos-u85-256. The long run is every sample in int8 and int16 on one NPU of each family. As floats, all samples
-are lowered by default (``test_floats.py``). ``python -m tests.helpers.ladder NAME`` climbs with one operator at once.
+By default one or two samples of each operator on ethos-u55-128, with weights per channel (and per tensor where there are any); the
+first also in int16, and in one of the dtypes on ethos-u85-256. The long run is every sample on each family. ``python -m
+tests.helpers.ladder NAME`` climbs with one operator at once.
 """
 
 from __future__ import annotations
