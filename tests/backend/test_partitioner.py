@@ -353,14 +353,19 @@ class Named(nn.Module):
 @pytest.mark.parametrize(
     ("check", "kept"),
     [
-        (DontPartition(torch.ops.aten.tanh.default), {"aten.tanh.default"}),
-        (DontPartition(exir_ops.edge.aten.tanh.default), {"aten.tanh.default"}),
         (DontPartition("sigmoid", exact=False), {"aten.sigmoid.default"}),
         (DontPartitionName("sigmoid", exact=False), {"aten.sigmoid.default"}),
-        (DontPartitionModule(module_name="Tanh"), {"aten.tanh.default"}),
-        (DontPartitionModule(instance_name="head"), {"aten.convolution.default"}),
         (DontPartitionModule(instance_name="body"), {"aten.convolution.default", "aten.tanh.default"}),
-        (DontPartitionModule(module_name="Nothing"), set()),
+        *(
+            pytest.param(check, kept, marks=pytest.mark.long)
+            for check, kept in (
+                (DontPartition(torch.ops.aten.tanh.default), {"aten.tanh.default"}),
+                (DontPartition(exir_ops.edge.aten.tanh.default), {"aten.tanh.default"}),
+                (DontPartitionModule(module_name="Tanh"), {"aten.tanh.default"}),
+                (DontPartitionModule(instance_name="head"), {"aten.convolution.default"}),
+                (DontPartitionModule(module_name="Nothing"), set()),
+            )
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -436,7 +441,7 @@ class Checked(nn.Module):
     [(OneHot(), torch.tensor([1, 2, 0])), (NonZero(), torch.tensor([1.0, -1.0, 2.0])), (Checked(), torch.linspace(-1, 1, 6))],
     ids=["one_hot", "nonzero", "assertion"],
 )
-@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("is_quantized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_assertions_alone_are_no_delegate(model: nn.Module, x: torch.Tensor, is_quantized: bool) -> None:
     exported = quantized(model, [(x,)]).program if is_quantized else torch.export.export(model, (x,))
     partitioner = EthosUPartitioner(SPEC)

@@ -103,7 +103,9 @@ class Products(nn.Module):
         return a + torch.sigmoid(torch.bmm(x + 1, y)) * torch.bmm(x, torch.relu(y))
 
 
-@pytest.mark.parametrize(("most", "delegates", "refused"), [(90_000, 1, 0), (36_000, 3, 0), (12_000, 2, 3)])
+@pytest.mark.parametrize(
+    ("most", "delegates", "refused"), [pytest.param(90_000, 1, 0, marks=pytest.mark.long), (36_000, 3, 0), (12_000, 2, 3)]
+)
 def test_too_many_commands(monkeypatch, most: int, delegates: int, refused: int) -> None:
     """More delegates where each operator is short enough; what is too long by itself goes to the CPU, with a way out.
 
@@ -143,7 +145,7 @@ class PooledAlong(nn.Module):
 @pytest.mark.parametrize(
     ("module", "shapes", "dtype"),
     [
-        (Stacked(), [(2, 20_000)] * 2, torch.int32),
+        pytest.param(Stacked(), [(2, 20_000)] * 2, torch.int32, marks=pytest.mark.long),
         (Stacked(), [(2, 65_537)] * 2, torch.float32),
         (PooledAlong(), [(1, 65_537, 2)], torch.float32),
     ],

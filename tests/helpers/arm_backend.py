@@ -76,7 +76,7 @@ class Interrupted(nn.Module):
 MODELS = {
     "cnn": ("ethos-u55-128", Cnn, [(1, 3, 32, 32)]),
     "staged": ("ethos-u65-256", Deep, [(1, 3, 16, 16)]),
-    "u85": ("ethos-u85-256", Cnn, [(1, 3, 16, 16)]),
+    "u85": ("ethos-u85-256", Deep, [(1, 3, 16, 16)]),
     "lost": ("ethos-u55-128", Lost, [(1, 3, 8, 8)]),
     "interrupted": ("ethos-u55-256", Interrupted, [(1, 3, 8, 8), (1, 8, 8, 8)]),
 }

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -303,6 +303,11 @@ PLATFORMS = ("computer", "cortex-m33")
 
 #: Name -> functions, and a factory of their inputs: one tensor or several.
 Cases = Mapping[str, tuple[Callable[..., Any], Callable[[], Tensor | list[Tensor]]]]
+
+
+def only(cases: Cases, names: Collection[str]) -> Cases:
+    """Return the cases with these names."""
+    return {name: case for name, case in cases.items() if name in names}
 
 
 def inputs_of(cases: Cases, name: str) -> list[Tensor]:

@@ -98,8 +98,18 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert native.cache_folder() == tmp_path / ".cache/ethorch"
 
 
+def copying_compiler(folder: Path) -> str:
+    """The path of a compiler that takes a moment and gives the library built earlier, whatever it is to compile."""
+    compiler, earlier = folder / "cxx", library.build_library()
+    compiler.write_text(f'#!/bin/sh\nfor output; do :; done\nsleep 0.2\n[ "$1" = --version ] || cp {earlier} "$output"\n')
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
 def test_a_damaged_library_is_built_again(tmp_path, monkeypatch):
-    built = built_earlier(monkeypatch, tmp_path)
+    monkeypatch.setenv("CXX", copying_compiler(tmp_path))
+    monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path / "cache"))
+    built = library.build_library()
     built.unlink()
     built.write_bytes(b"not a library")
     assert library.load_library().ethorch_parse(BLOB, len(BLOB)) is None
@@ -108,7 +118,7 @@ def test_a_damaged_library_is_built_again(tmp_path, monkeypatch):
 
 def test_several_processes_build_at_once(tmp_path):
     script = "from ethorch.runtime import library; print(library.build_library())"
-    env = {**os.environ, "ETHORCH_CACHE_DIR": str(tmp_path / "cache")}
+    env = {**os.environ, "ETHORCH_CACHE_DIR": str(tmp_path / "cache"), "CXX": copying_compiler(tmp_path)}
     children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)]
     outputs = {child.communicate(timeout=300)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0]

@@ -44,11 +44,11 @@ def compiled(name: str, dtype: str = "int8") -> tuple[GraphModule, list[Inputs],
     return module, steps, spec, build_pte(module, steps[0], spec)
 
 
-BOTH = [
-    pytest.param(name, dtype, marks=() if dtype == "int8" or name in ("lstm", "slots") else pytest.mark.long)
-    for name in CASES
-    for dtype in CONFIGS
-]
+#: U55 with parts of a buffer, U65 with int16, U85 with rows at a counter, and buffers that are copied to one another.
+FEW = (("slots", "int8"), ("lstm", "int16"), ("counted", "int8"), ("delayed", "int8"))
+BOTH = [pytest.param(name, dtype, marks=[pytest.mark.long] * ((name, dtype) not in FEW)) for name in CASES for dtype in CONFIGS]
+#: Whose programs other tests compile too, and one with initial contents.
+COMPILED = ("lstm", "streaming", "attention", "slots", "counted", "delayed", "mean")
 
 
 @pytest.mark.parametrize(("name", "dtype"), BOTH)
@@ -95,7 +95,7 @@ def test_the_simulated_npu_reads_buffers_where_the_runtime_has_them(name: str, m
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [x if x in COMPILED else pytest.param(x, marks=pytest.mark.long) for x in CASES])
 def test_a_state_begins_with_the_models_contents_and_lies_apart(name: str) -> None:
     module, _, _, build = compiled(name)
     program = check_round_trip(build.pte)
@@ -185,7 +185,7 @@ def test_two_programs_keep_states_of_their_own() -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(other, steps), first, strict=True))
 
 
-@pytest.mark.parametrize("name", ("attention", "wide positions", "counted", "slots"))
+@pytest.mark.parametrize("name", ("attention", pytest.param("wide positions", marks=pytest.mark.long), "counted", "slots"))
 def test_of_a_buffer_that_is_written_in_rows_only_these_leave_the_npu(name: str) -> None:
     build = compiled(name)[-1]
     method = pte.read(build.pte).methods["forward"]
@@ -272,7 +272,7 @@ def test_a_buffer_in_float_is_returned_as_it_was_and_as_it_becomes() -> None:
         becomes = after
 
 
-@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u65-256"))
+@pytest.mark.parametrize("target", ("ethos-u55-128", pytest.param("ethos-u65-256", marks=pytest.mark.long)))
 def test_where_the_cpu_puts_rows_into_a_cache_it_moves_codes(target: str) -> None:
     """These NPUs have no SCATTER: no cache becomes floats for that."""
     case = dataclasses.replace(CASES["wide positions"], target=target)
@@ -390,7 +390,12 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("spelling", "tokens"), [("index_copy_", 1), ("index_put_", 4), pytest.param("assigned", 1, marks=pytest.mark.long)]
+    ("spelling", "tokens"),
+    [
+        ("index_copy_", 1),
+        pytest.param("index_put_", 4, marks=pytest.mark.long),
+        pytest.param("assigned", 1, marks=pytest.mark.long),
+    ],
 )
 def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) -> None:
     """One token at a time, of which the rows leave the NPU; four, of which copying all is cheaper."""

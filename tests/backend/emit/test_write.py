@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -143,8 +144,15 @@ WITH_CPU: dict[str, tuple[nn.Module, Any]] = {
 }
 
 
-@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
-@pytest.mark.parametrize("name", WITH_CPU)
+TARGETS = ("ethos-u55-128", "ethos-u85-256")
+#: The other programs of WITH_CPU are covered by the next test.
+FEW = (("between", "ethos-u85-256"), ("buffer", "ethos-u55-128"))
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [pytest.param(*case, marks=[pytest.mark.long] * (case not in FEW)) for case in itertools.product(WITH_CPU, TARGETS)],
+)
 def test_operators_on_the_cpu_are_written_as_executorch_writes_them(name: str, target: str) -> None:
     model, inputs = WITH_CPU[name]
     q = quantized(model, [inputs], target=target)
@@ -188,8 +196,13 @@ def by_executorch(q: Quantized, target: str) -> bytes:
     return lower(q.module, q.example, EthosUPartitioner(EthosUCompileSpec(target)))
 
 
-@pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(*case, marks=[pytest.mark.long] * ((case[0] == "joined") != (case[1] == "ethos-u85-256")))
+        for case in itertools.product(WHOLE, TARGETS)
+    ],
+)
 def test_both_ways_give_the_same(name: str, target: str) -> None:
     model, calibration = WHOLE[name]
     q = quantized(model, calibration, target=target)

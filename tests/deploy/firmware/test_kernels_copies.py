@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import runtime as host
-from tests.helpers.c_kernels import Library, Loaded, Program, both, exported, floats, inputs_of, programs_of, same_bits
+from tests.helpers.c_kernels import Library, Loaded, Program, both, exported, floats, inputs_of, only, programs_of, same_bits
 
 Q = torch.ops.quantized_decomposed
 CODES = {
@@ -121,11 +121,17 @@ CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], Callable[[], 
 
 
 @lru_cache(maxsize=1)
-def programs() -> dict[str, Program]:
-    return programs_of(CASES)
+def programs(names: frozenset[str] = frozenset(CASES)) -> dict[str, Program]:
+    return programs_of(only(CASES, names))
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Signed and unsigned codes, elements of one byte and of several, and casts from floats, integers and truth values.
+FEW = (
+    "codes_int8", "codes_uint16", "channels_int16", "moved_float32", "moved_int8", "cast_float32", "cast_int64", "cast_bool",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
     found = both(library, name, inputs_of(CASES, name))
     different = [number for number, (got, want) in enumerate(found) if not same_bits(got, want)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.c_kernels import Loaded, Program, Several, both, floats, inputs_of, programs_of, same_bits, steps_apart
+from tests.helpers.c_kernels import Loaded, Program, Several, both, floats, inputs_of, only, programs_of, same_bits, steps_apart
 
 Function = Callable[..., Tensor]
 
@@ -203,11 +203,20 @@ def _all_functions(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @lru_cache(maxsize=1)
-def programs() -> dict[str, Program]:
-    return programs_of(CASES, functions=(Several(_all_functions), [_arguments()]), gelus=(Several(_gelus), [_arguments()]))
+def programs(names: frozenset[str] = frozenset(CASES)) -> dict[str, Program]:
+    return programs_of(
+        only(CASES, names), functions=(Several(_all_functions), [_arguments()]), gelus=(Several(_gelus), [_arguments()])
+    )
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Each function of floats and of integers, of different dtypes.
+FEW = (
+    "exact_float32", "divided_float32", "of_floats", "of_bools", "mixed_int8_int32_float32", "exact_int8", "divided_int32",
+    "of_integers_uint8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None:
     inputs = inputs_of(CASES, name)
     found = both(library, name, inputs)
@@ -221,9 +230,9 @@ def test_the_c_gives_the_bits_of_the_runtime(name: str, library: Loaded) -> None
 
 def _arguments() -> Tensor:
     """Floats of all sizes and signs, dense where functions change most."""
-    bits = torch.randint(-(2**31), 2**31, (20000,)).to(torch.int32)
-    near = torch.cat([torch.linspace(-12, 12, 20001), torch.linspace(-105, 90, 10001), 1 + torch.linspace(-1e-3, 1e-3, 2001)])
-    return torch.cat([floats(5000), bits.view(torch.float32), near, torch.arange(-200, 200) * (torch.pi / 4)])
+    bits = torch.randint(-(2**31), 2**31, (5000,)).to(torch.int32)
+    near = torch.cat([torch.linspace(-12, 12, 5001), torch.linspace(-105, 90, 2501), 1 + torch.linspace(-1e-3, 1e-3, 501)])
+    return torch.cat([floats(1000), bits.view(torch.float32), near, torch.arange(-200, 200) * (torch.pi / 4)])
 
 
 @pytest.fixture(scope="module")

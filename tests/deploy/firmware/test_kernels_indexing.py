@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
+from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, only, programs_of, same_bits, steps_apart
 
 
 def _taken(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
@@ -125,11 +125,15 @@ class Rows(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def programs() -> dict[str, Program]:
-    return programs_of(CASES, rows=(Rows(), [torch.zeros(1, 3), torch.tensor([0])]))
+def programs(names: frozenset[str] = frozenset(CASES)) -> dict[str, Program]:
+    return programs_of(only(CASES, names), rows=(Rows(), [torch.zeros(1, 3), torch.tensor([0])]))
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Each function once.
+FEW = ("taken_int8", "put_float32", "added_float32", "nearest_int8", "bilinear", "products")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
     found = both(library, name, inputs_of(CASES, name))
     for number, (got, want) in enumerate(found):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
+from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, only, programs_of, same_bits, steps_apart
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, ...]:
@@ -151,13 +151,19 @@ BOUNDS = {"sums_float32": 4, "softmaxes": 8, "softmaxes_of_extremes": 8}
 
 
 @lru_cache(maxsize=1)
-def programs() -> dict[str, Program]:
+def programs(names: frozenset[str] = frozenset(CASES)) -> dict[str, Program]:
     return programs_of(
-        CASES, batch_norms=(BatchNorms(), [torch.zeros(3, 4, 6, 7)]), normalized=(Normalized(), [torch.zeros(3, 4, 6, 7)])
+        only(CASES, names),
+        batch_norms=(BatchNorms(), [torch.zeros(3, 4, 6, 7)]),
+        normalized=(Normalized(), [torch.zeros(3, 4, 6, 7)]),
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Each function of floats and of integers.
+FEW = ("extremes_float32", "extremes_uint8", "largest_int8", "sums_int32", "sums_bool", "sums_float32", "softmaxes_of_extremes")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
     found = both(library, name, inputs_of(CASES, name))
     for number, (got, want) in enumerate(found):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, programs_of, same_bits, steps_apart
+from tests.helpers.c_kernels import Loaded, Program, both, floats, inputs_of, only, programs_of, same_bits, steps_apart
 
 
 def _pools(x: Tensor) -> tuple[Tensor, ...]:
@@ -72,11 +72,15 @@ CASES: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[[], Tensor]]]
 
 
 @lru_cache(maxsize=1)
-def programs() -> dict[str, Program]:
-    return programs_of(CASES, convolutions=(Convolutions(), [torch.zeros(2, 4, 6, 8)]))
+def programs(names: frozenset[str] = frozenset(CASES)) -> dict[str, Program]:
+    return programs_of(only(CASES, names), convolutions=(Convolutions(), [torch.zeros(2, 4, 6, 8)]))
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Each function once.
+FEW = ("pools_float32", "means", "pads_int8")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def test_the_c_gives_what_the_runtime_gives(name: str, library: Loaded) -> None:
     found = both(library, name, inputs_of(CASES, name))
     for number, (got, want) in enumerate(found):
