@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
+import executorch
 import pytest
 
 import ethorch.arm
@@ -18,6 +21,31 @@ OURS = {"TOSAQuantizationConfig", "get_symmetric_a8w4_quantization_config"}
 MODULES = sorted(info.name for info in pkgutil.walk_packages(ethorch.arm.__path__, "ethorch.arm."))
 
 
+def names_in(path: Path) -> set[str]:
+    """Every name that a module's text defines, assigns or imports, and its strings, which may name what is imported late."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return names
+
+
+def test_their_modules_name_what_ours_name() -> None:
+    root = Path(executorch.__path__[0]) / "backends" / "arm"
+    for name in (name for name in MODULES if name not in EARLIER):
+        path = root.joinpath(*name.removeprefix("ethorch.arm.").split("."))
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        theirs = names_in(source) if source.exists() or not path.is_dir() else set()  # a folder alone is a package, too
+        assert set(getattr(importlib.import_module(name), "__all__", ())) <= theirs | OURS, name
+
+
+@pytest.mark.long
 def test_modules_have_names_of_theirs() -> None:
     """In a process of its own, since their import registers operators."""
     names = [name for name in MODULES if name not in EARLIER]

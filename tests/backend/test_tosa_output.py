@@ -167,7 +167,7 @@ def test_what_reads_one_of_several_results_of_the_cpu_is_delegated() -> None:
     ("text", "dtype", "reason"),
     [
         ("TOSA-1.0+FP", torch.bfloat16, "graph.dtype"),
-        ("TOSA-1.0+FP+bf16", torch.float64, "graph.dtype"),
+        pytest.param("TOSA-1.0+FP+bf16", torch.float64, "graph.dtype", marks=pytest.mark.long),
         ("TOSA-1.0+INT", torch.float32, "graph.input_not_quantized"),
     ],
 )
@@ -181,7 +181,7 @@ def test_floats_the_specification_lacks_keep_their_reason(text: str, dtype: torc
     ("function", "shape", "reason"),
     [
         (lambda x: torch.max(x, 1), (3, 7), "graph.int64_output"),
-        (lambda x: torch.min(x, 1)[1], (3, 7), "graph.int64_output"),
+        pytest.param(lambda x: torch.min(x, 1)[1], (3, 7), "graph.int64_output", marks=pytest.mark.long),
         (lambda x: nn.functional.max_pool2d(x, 2, return_indices=True), (1, 3, 8, 8), "graph.other_result"),
         (lambda x: torch.ops.aten.native_layer_norm(x, [7], None, None, 1e-5), (3, 7), "graph.other_result"),
     ],

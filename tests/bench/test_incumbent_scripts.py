@@ -46,6 +46,7 @@ def test_modules_of_ethorch_are_laid_over_those_of_the_arm_backend() -> None:
     assert text == "from ethorch.arm.util.arm_model_evaluator import Evaluator\n" and not names
 
 
+@pytest.mark.long
 def test_a_check_keeps_the_same_operators_on_the_cpu() -> None:
     text = output("exclusion_checks", "--operators", "aten.relu.default,aten.bmm.default,aten.hardswish.default")
     for kind in ("DontPartition", "DontPartitionName", "custom", "DontPartitionModule"):

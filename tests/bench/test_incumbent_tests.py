@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bench import incumbent_results as results
+from bench import incumbent_tests
 from bench.incumbent_case import TooLong, _settings, time_limit
 from bench.incumbent_tests import FOLDERS, TARGETS
 
@@ -56,11 +55,12 @@ def test_more_operators_on_the_cpu(own: dict[str, object], arm: dict[str, object
     assert results.has_more_on_cpu({**own, "arm": arm}) == is_more
 
 
+@pytest.mark.long
 def test_both_implementations_compile_a_case(tmp_path: Path) -> None:
     """A cast that the CPU runs in both programs: the Arm backend compiles it, because ethorch does not fully delegate it."""
     path = tmp_path / "r.jsonl"
     options = ["--folders", "ops", "--files", "test_div_tensor_mode", "--targets", "ethos-u55-128", "--per-function", "1"]
-    subprocess.run([sys.executable, "-m", "bench.incumbent_tests", *options, "-o", str(path)], check=True, timeout=600)
+    assert incumbent_tests.main([*options, "--timeout", "600", "-o", str(path)]) == 0
     [plain, integers] = results.read(path)
     assert plain["status"] == integers["status"] == "ok" and plain["differing"] == integers["differing"] == 0
     assert plain["cpu"] == {} and "arm" not in plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -91,16 +92,25 @@ FILES: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@cache
+def file_of(name: str) -> bytes:
+    torch.manual_seed(0)
+    return FILES[name]()
+
+
+NAMES = [pytest.param(name, marks=[pytest.mark.long] * (name == "xnnpack")) for name in FILES]  # whose import takes seconds
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_is_what_was_read(name: str) -> None:
-    check_round_trip(FILES[name]())
+    check_round_trip(file_of(name))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "ethorch"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.values != ("ethorch",)])
 def test_the_runtime_computes_the_same(name: str) -> None:
     from executorch.runtime import Runtime
 
-    data = FILES[name]()
+    data = file_of(name)
     torch.manual_seed(1)
     shapes = {"xnnpack": (2, 4), "constants": (2, 4), "methods": (2, 4)}
     inputs = [torch.randn(shapes.get(name, (4,))) for _ in range(2)]
@@ -116,14 +126,14 @@ def test_the_runtime_computes_the_same(name: str) -> None:
 def test_a_delegate_runs_from_the_written_file() -> None:
     from ethorch import runtime
 
-    data = by_ethorch()
+    data = file_of("ethorch")
     (x,) = samples((1, 3, 8, 8))[0]
     torch.testing.assert_close(runtime.load(write(pte.read(data)))(x)[0], runtime.load(data)(x)[0], rtol=0, atol=0)
 
 
 def test_what_no_file_can_hold_is_named() -> None:
     value = Value("tensor", "float32", (1,), (0,), place=(1, 0))
-    chain = (pte.read(by_xnnpack()).methods["forward"].chains[0],)
+    chain = (pte.read(file_of("constants")).methods["forward"].chains[0],)
     method = Method(
         "forward", (value,), (0,), (0,), (), (), (replace(chain[0], instructions=(Call("aten::relu.out", None, (0,)),)),), (0, 16)
     )

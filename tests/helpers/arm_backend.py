@@ -1,7 +1,7 @@
 """Create .pte files with ExecuTorch's own Arm backend: ``python tests/helpers/arm_backend.py FOLDER [NAME ...]``.
 
 Run in a separate process, because both backends are called EthosUBackend. Writes NAME.pte for each model, the TOSA graph of each
-delegate to NAME/, and Vela's flags for each target to flags.json.
+delegate to NAME/, and Vela's flags for each target to flags.json. Without a NAME, also writes cortex_m/; see cortex_m.py.
 """
 
 from __future__ import annotations
@@ -110,3 +110,8 @@ if __name__ == "__main__":
     (Path(sys.argv[1]) / "flags.json").write_text(json.dumps(flags))
     for model_name in sys.argv[2:] or [name for name in MODELS if name not in EVERY_TARGET]:
         make(Path(sys.argv[1]), model_name)
+    if not sys.argv[2:]:
+        import cortex_m  # after the others, because it registers more operators
+
+        (Path(sys.argv[1]) / "cortex_m").mkdir()
+        cortex_m.operators(Path(sys.argv[1]) / "cortex_m")

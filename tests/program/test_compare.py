@@ -76,7 +76,7 @@ def test_each_input_is_a_line(comparison: Comparison, images: list[Tensor]) -> N
     assert first.own_db == pytest.approx(ethorch.sqnr_db(images[:3], rounded), abs=0.5)
 
 
-@pytest.mark.parametrize("io", ["int8", "uint8"])
+@pytest.mark.parametrize("io", [pytest.param("int8", marks=pytest.mark.long), "uint8"])
 def test_codes_as_inputs_and_outputs_compare_as_floats(
     io: str, comparison: Comparison, model: nn.Module, images: list[Tensor]
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_file_alone_names_what_it_keeps() -> None:
     assert "in place: generated firmware and the simulator do not copy the buffer" in str(opened.explain())
 
 
-@pytest.mark.parametrize("name", ("denoiser", "streaming", "slots", "wide positions"))
+@pytest.mark.parametrize("name", (pytest.param("denoiser", marks=pytest.mark.long), "streaming", "slots", "wide positions"))
 def test_layers_compare_where_state_holds_codes(name: str) -> None:
     """The TOSA reference model's bits are the simulator's."""
     case = CASES[name]

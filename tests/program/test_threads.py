@@ -41,14 +41,15 @@ def compiled(seed: int) -> ethorch.Program:
 @pytest.mark.core
 def test_twelve_threads_compile_what_one_compiles() -> None:
     """Models are drawn before: the seed of torch is the process's."""
-    models = [net(seed) for seed in range(12)]
-    alone = [ethorch.compile(model, X, "ethos-u55-128", calibration=[X]).pte for model in models]
+    models = [net(seed % 4) for seed in range(12)]
+    alone = 3 * [ethorch.compile(model, X, "ethos-u55-128", calibration=[X]).pte for model in models[:4]]
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda model: ethorch.compile(model, X, "ethos-u55-128", calibration=[X]), models))
     assert [program.pte for program in found] == alone
     assert all(record_of(program).verification is not None and record_of(program).verification.equal == 1 for program in found)
 
 
+@pytest.mark.long
 def test_twelve_threads_do_different_things() -> None:
     models, program = [net(seed) for seed in range(12)], compiled(20)
     wanted = program(X)

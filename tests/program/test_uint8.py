@@ -29,8 +29,14 @@ class Two(nn.Module):
         return nn.functional.max_pool2d(z, 2), torch.cat([x, y], 1).permute(0, 2, 3, 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("scheme", ["int8", "a16w8"])
+@pytest.mark.parametrize(
+    ("scheme", "target"),
+    [
+        pytest.param(scheme, target, marks=[pytest.mark.long] * ((scheme == "a16w8") != (target == "ethos-u65-256")))
+        for scheme in ("int8", "a16w8")
+        for target in TARGETS
+    ],
+)
 def test_uint8_program_is_one_delegate(scheme: str, target: str, images: list[Tensor]) -> None:
     torch.manual_seed(0)
     samples = [(image, 3 * image.flip(1) - 1) for image in images]

@@ -202,7 +202,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FEW = (
+    "uint8 at the ends", "int16 at the ends", "channels last", "weights that are copied", "branches on U55", "state",
+    "an operator on the CPU", "indices and truth values",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS])
 def test_every_delegate_of_every_kind_of_program_is_verified(kind: str) -> None:
     create, inputs, options = KINDS[kind]
     torch.manual_seed(0)

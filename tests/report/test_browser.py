@@ -122,7 +122,7 @@ def test_layers_filter(data: dict[str, Any], tmp_path: Path) -> None:
     assert found["none"] == f"0 of {total} layers"
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(768, marks=pytest.mark.long), 1280])
 def test_nothing_is_wider_than_the_window(data: dict[str, Any], tmp_path: Path, width: int) -> None:
     for layer in data["layers"]:
         layer["module"] = "a_module_of_a_very_long_name." * 6 + layer["module"]

@@ -16,14 +16,14 @@ MAKER = Path(__file__).parent.parent / "helpers" / "arm_backend.py"
 
 @pytest.fixture(scope="session")
 def incumbent(tmp_path_factory) -> Path:
-    """A folder of .pte files by executorch.backends.arm; see tests/helpers/arm_backend.py. Made once, in some 15 s."""
+    """A folder of .pte files by executorch.backends.arm; see tests/helpers/arm_backend.py. Made once, in some 25 s."""
     return made_once(tmp_path_factory, "incumbent", make)
 
 
 @pytest.fixture(scope="session")
-def cortex_m_operators(tmp_path_factory) -> Path:
-    """A folder with the file of tests/helpers/cortex_m.py that calls each operator in several ways. Made once, in some 10 s."""
-    return made_once(tmp_path_factory, "cortex_m", lambda folder: make_cortex_m(folder, "operators"))
+def cortex_m_operators(incumbent) -> Path:
+    """A folder with the file of tests/helpers/cortex_m.py that calls each operator in several ways, made by the same process."""
+    return incumbent / "cortex_m"
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], str]) -> Path:

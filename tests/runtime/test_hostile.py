@@ -144,7 +144,7 @@ def hostile(path: Path, name: str, first: int, last: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env).stdout
 
 
-@pytest.mark.parametrize("name", ["cnn", "staged"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("staged", marks=pytest.mark.long)])
 def test_flipped_bits_give_an_error_or_a_result(incumbent, name):
     """Never a crash, a hang or another exception: loaded and run, in a child process."""
     assert hostile(incumbent / f"{name}.pte", name, 0, 300) == "done\n"

@@ -24,7 +24,7 @@ def lowered(target: str = "ethos-u55-128", module: type[Net] = Net) -> EthosUTes
     return EthosUTester(module(), image(), target, calibration=images()).quantize().export().to_edge_transform_and_lower()
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256", "TOSA-1.0+INT"])
+@pytest.mark.parametrize("target", [pytest.param("ethos-u55-128", marks=pytest.mark.long), "ethos-u85-256", "TOSA-1.0+INT"])
 def test_all_stages_compute_what_the_quantized_module_does(target: str) -> None:
     tester = lowered(target).check_count({DELEGATE: 1}).run_method_and_compare_outputs(qtol=1)
     tester.to_executorch().run_method_and_compare_outputs(qtol=1, num_runs=2)

@@ -41,7 +41,7 @@ def measure_code(folder: Path) -> int:
 @pytest.mark.parametrize(
     "model, shape, modules",
     [
-        (Small(), (1, 1, 8, 8), {}),
+        pytest.param(Small(), (1, 1, 8, 8), {}, marks=pytest.mark.long),
         (TwoDelegates(), (1, 3, 8, 8), {}),
         (Normalized(), (1, 4, 16), {"norm": "float"}),
     ],

@@ -26,7 +26,7 @@ CPP = ["-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
 UNWANTED = ("_Znw", "_Zna", "__cxa_", "__aeabi_atexit", "_Unwind", "malloc", "free", "snprintf")
 
 
-@pytest.mark.parametrize("cpu", ["cortex_m33", "cortex_m55"])
+@pytest.mark.parametrize("cpu", [pytest.param("cortex_m33", marks=pytest.mark.long), "cortex_m55"])
 def test_it_compiles_for_cortex_m(cpu: str, tmp_path: Path) -> None:
     constructors, code = {}, 0
     for path in write_delegate(tmp_path / "delegate"):

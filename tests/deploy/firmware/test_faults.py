@@ -78,7 +78,10 @@ def test_each_fault_has_its_name_and_the_next_run_is_right(target: str, interrup
     assert "tcm" in said.lower(), said
 
 
-@pytest.mark.parametrize(("fault", "interrupt"), [("no-interrupt", True), ("never-ends", True), ("never-ends", False)])
+@pytest.mark.parametrize(
+    ("fault", "interrupt"),
+    [("no-interrupt", True), pytest.param("never-ends", True, marks=pytest.mark.long), ("never-ends", False)],
+)
 def test_an_npu_that_does_not_answer_is_a_timeout(fault: str, interrupt: bool, tmp_path: Path) -> None:
     answers, _ = run(tmp_path, faulty(tmp_path, "ethos-u55-128", interrupt, only_good=True), inject=(fault,))
     assert answers["good"][:2] == ["OK", "TIMEOUT"]

@@ -17,11 +17,11 @@ from tests.helpers.compiling import compile_with
 from tests.helpers.firmware import NETWORKS, PUBLIC, TARGETS, built_and_run, program, project
 
 CROSS_SECTION = [
-    ("small", "ethos-u55-128", True),
-    ("small", "ethos-u85-1024", False),
+    pytest.param("small", "ethos-u55-128", True, marks=pytest.mark.long),
+    pytest.param("small", "ethos-u85-1024", False, marks=pytest.mark.long),
     ("two_delegates", "ethos-u65-256", True),
     ("state", "ethos-u85-256", True),
-    ("sorts", "ethos-u55-128", True),
+    pytest.param("sorts", "ethos-u55-128", True, marks=pytest.mark.long),
     ("sixteen_bits", "ethos-u55-128", False),
     ("codes", "ethos-u85-256", True),
     ("products_on_cpu", "ethos-u55-128", True),

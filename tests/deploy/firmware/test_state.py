@@ -92,14 +92,14 @@ def test_state_is_kept_and_reset_to_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "copied"),
     [
-        ("denoiser", 0),  # lies in the arena where the delegate takes and gives it
-        ("mean", 0),
-        ("spotter", 0),
+        pytest.param("denoiser", 0, marks=pytest.mark.long),  # lies in the arena where the delegate takes and gives it
+        pytest.param("mean", 0, marks=pytest.mark.long),
+        pytest.param("spotter", 0, marks=pytest.mark.long),
         ("delayed", 8),  # its input, which the CPU puts into a buffer
         ("lstm", 0),
         ("attention", 4),  # its position, which the CPU reads too
         ("slots", 0),
-        ("ring", 0),
+        pytest.param("ring", 0, marks=pytest.mark.long),
     ],
 )
 def test_state_of_codes_runs_on_the_board_and_the_npu_reads_it_where_it_lies(name: str, copied: int, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_the_layers_are_those_of_the_figures(program: Program) -> None:
     assert all(int(a) < int(b) for a, b in flow.edges if a.isdigit() and b.isdigit()), "nobody reads what comes later"
 
 
-@pytest.mark.parametrize("name", ["picture_u65_dedicated_sram", "branches", "small_gru"])
+@pytest.mark.parametrize("name", ["picture_u65_dedicated_sram", "branches", pytest.param("small_gru", marks=pytest.mark.long)])
 def test_everything_flows_from_the_inputs(name: str) -> None:
     """Staging memory, branches whose results the runtime moves, and many small operations."""
     flow = dataflow(subject(built(name).pte))
