@@ -94,8 +94,6 @@ SEEN = {
 
 FEW = (
     ("the greatest index of the greatest", "ethos-u55-128"),
-    ("narrow integers of floats", "ethos-u55-128"),
-    ("an index of a maximum", "ethos-u55-128"),
     ("a slice that is all", "ethos-u55-128"),
     ("a view of a scalar", "ethos-u55-128"),
     ("truth values as floats in an edge program", "ethos-u85-256"),

@@ -151,11 +151,10 @@ class Record(OperatorSupportBase):
 @pytest.mark.parametrize(
     "name",
     [
-        "aten.masked_fill.Scalar",  # full
-        "aten.upsample_nearest2d.default",  # arange
+        "aten.masked_fill.Scalar",
         *(
             pytest.param(f"aten.{name}.default", marks=pytest.mark.long)
-            for name in ("affine_grid_generator", "log_sigmoid", "logit", "logsumexp", "upsample_linear1d")
+            for name in ("affine_grid_generator", "log_sigmoid", "logit", "logsumexp", "upsample_linear1d", "upsample_nearest2d")
         ),
     ],
 )

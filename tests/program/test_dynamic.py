@@ -89,6 +89,7 @@ def test_firmware_of_open_sizes_is_refused_with_the_remedy(frames, tmp_path):
         ethorch.firmware(frames[1], tmp_path / "project")
 
 
+@pytest.mark.long
 def test_the_range_survives_quantizer_and_partitioner():
     _, exported = frames_program()
     spec = ethorch.EthosUCompileSpec("ethos-u55-128")

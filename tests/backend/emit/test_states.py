@@ -44,8 +44,8 @@ def compiled(name: str, dtype: str = "int8") -> tuple[GraphModule, list[Inputs],
     return module, steps, spec, build_pte(module, steps[0], spec)
 
 
-#: U55 with parts of a buffer, U65 with int16, U85 with rows at a counter, and buffers that are copied to one another.
-FEW = (("slots", "int8"), ("lstm", "int16"), ("counted", "int8"), ("delayed", "int8"))
+#: U55 with parts of a buffer, U65 with int16, U85 with rows at a counter.
+FEW = (("slots", "int8"), ("lstm", "int16"), ("counted", "int8"))
 BOTH = [pytest.param(name, dtype, marks=[pytest.mark.long] * ((name, dtype) not in FEW)) for name in CASES for dtype in CONFIGS]
 #: Whose programs other tests compile too, and one with initial contents.
 COMPILED = ("lstm", "streaming", "attention", "slots", "counted", "delayed", "mean")
