@@ -21,7 +21,7 @@ from ethorch.npu.verify.instruction import describe
 
 _WORTH = 0.99  # maximum cycles of an operator, relative to its current cycles
 _SIMILAR = 1.02  # cycles up to which a larger block is preferred, because the cycle model ignores the start of a block
-_MOST_TRIES = 12  # blocks of one operator that are checked
+_MOST_TRIES = 100  # blocks of one operator that are checked
 _PARTS = 4  # of one axis
 _FIXED = ("NPU_OP_RESIZE",)
 
@@ -45,7 +45,7 @@ class _Search:
     def __init__(self, stream: Stream, context: Context):
         self.stream, self.context = stream, context
         self.forms = collect_forms(map(describe, stream.ops))
-        self._faster: dict[object, list[tuple[int, int, Size]]] = {}
+        self._chosen: dict[object, Size | None] = {}
 
     def change_blocks(self, operator: Operator) -> Blocks:
         """Return the kernels of an operator with the block size that needs the fewest cycles, or an empty dict."""
@@ -57,31 +57,24 @@ class _Search:
         if len(sizes) > 1 or any(kernel.name in _FIXED for kernel in kernels):
             return {}
         (current,) = sizes
-        faster = self._find_faster(operator, _list_axes(kernels, current))
-        best: tuple[int, Blocks] | None = None
-        for cycles, _, block in faster[:_MOST_TRIES]:
-            changed = self._set_block(kernels, positions, block)
-            if changed is not None:
-                best = cycles, changed
-                break
-        if best is None:
-            return {}
-        similar = sorted((-volume(block), block) for cycles, _, block in faster if cycles <= _SIMILAR * best[0])
-        for _, block in similar[:_MOST_TRIES]:
-            changed = self._set_block(kernels, positions, block)
-            if changed is not None:
-                return changed
-        return best[1]
-
-    def _find_faster(self, operator: Operator, axes: Axes) -> list[tuple[int, int, Size]]:
-        """Return (cycles, negative volume, block) of the blocks with fewer cycles, in ascending order."""
+        axes = _list_axes(kernels, current)
         weights = tuple(replace(transfer, position=0) for transfer in operator.weights)
         key = operator.works, operator.last_slice, operator.slices, operator.home, operator.is_shared, weights, axes
-        if key not in self._faster:
-            most = _WORTH * self._rate(operator)
-            rated = ((self._rate(_with_block(operator, block)), block) for block in product(*axes))
-            self._faster[key] = sorted((cycles, -volume(block), block) for cycles, block in rated if cycles <= most)
-        return self._faster[key]
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(operator, kernels, positions, axes)
+        block = self._chosen[key]
+        return (self._set_block(kernels, positions, block) if block else None) or {}
+
+    def _choose(self, operator: Operator, kernels: Sequence[Op], positions: Sequence[int], axes: Axes) -> Size | None:
+        most = _WORTH * self._rate(operator)
+        rated = ((self._rate(_with_block(operator, block)), block) for block in product(*axes))
+        faster = sorted((cycles, -volume(block), block) for cycles, block in rated if cycles <= most)
+        legal = (each for each in faster[:_MOST_TRIES] if self._set_block(kernels, positions, each[2]))
+        best = next(legal, None)
+        if best is None:
+            return None
+        similar = sorted((-volume(block), block) for cycles, _, block in faster if cycles <= _SIMILAR * best[0])
+        return next((block for _, block in similar[:_MOST_TRIES] if self._set_block(kernels, positions, block)), best[2])
 
     def _rate(self, operator: Operator) -> int:
         rated = RatedOperator(operator, 0)
