@@ -43,7 +43,7 @@ check: $(VENV)/test.stamp
 	$(PYTEST) -q -m core $(ARGS)
 
 test: $(VENV)/test.stamp
-	@echo "make test takes about 25 minutes on two cores; with more, JOBS=N has it run N tests at once."
+	@echo "make test takes about 15 minutes on two cores; with more, JOBS=N has it run N tests at once."
 	@$(MAKE) --no-print-directory lint
 	$(PYTEST) $(ARGS)
 

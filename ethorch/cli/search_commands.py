@@ -79,9 +79,9 @@ def tune(
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: the goal is not met.
+    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: missed goal.
 
-    For the goal accuracy without -o, --metric and --min-sqnr-db, print the sensitivity of each module.
+    Without -o, --metric and --min-sqnr-db, the goal accuracy prints each module's sensitivity.
     """
     from ethorch.program.saving import check_writable, describe_saved
 

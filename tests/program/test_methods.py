@@ -278,7 +278,7 @@ def test_one_session_is_taken_and_none_too() -> None:
     ("inputs", "calibration", "words"),
     [
         ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
-        ({**INPUTS, "other": ()}, None, "expected example inputs for 'steps', 'step', got 'other'"),
+        ({**INPUTS, "other": ()}, None, "expected example inputs for the methods 'steps', 'step', got 'other'"),
         (
             INPUTS,
             [[("jump", (torch.zeros(1, 6),))]],
