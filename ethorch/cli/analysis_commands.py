@@ -200,7 +200,7 @@ def _format(output: Path | None, format: str | None) -> str:
     for suffix, kind in FORMATS.items():
         if output.name.endswith(suffix):
             return kind
-    raise SpecError(f"--output: expected a suffix of {', '.join(FORMATS)}, got {output}. Use --format for other suffixes.")
+    raise SpecError(f"--output: expected one of the suffixes {', '.join(FORMATS)}, got {output}. Use --format for other suffixes.")
 
 
 def check_output(output: Path) -> None:

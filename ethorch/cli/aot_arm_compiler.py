@@ -140,7 +140,7 @@ def aot_arm_compiler(
     path = Path(output) if Path(output).suffix in (".pte", ".bpte") else Path(output) / file
     if path.suffix != (".bpte" if bundleio else ".pte"):
         option = "with --bundleio" if bundleio else "without --bundleio"
-        raise SpecError(f"--output: expected a suffix of {Path(file).suffix} {option}, got {output}.")
+        raise SpecError(f"--output: expected the suffix {Path(file).suffix} {option}, got {output}.")
     if enable_debug_mode and not intermediates:
         intermediates = str(path.with_suffix("")) + "_debug"
     chosen = None

@@ -82,7 +82,7 @@ def _compile_to_tosa(
     settings: Settings = options.settings_of(choices, samples=samples)
     if output is not None:
         if output.suffix not in (".tosa", ".pte", ".bpte"):
-            raise SpecError(f"--output: expected a suffix of .tosa, .pte or .bpte for -t {quantization.target}, got {output}.")
+            raise SpecError(f"--output: expected the suffix .tosa, .pte or .bpte for -t {quantization.target}, got {output}.")
         check_writable(output)
     user = sources.read_one_model(model, settings)
     from ethorch.program.other_targets import compile_to_tosa, save

@@ -46,7 +46,7 @@ def explore(
     if output is not None:
         check_folder(output)
         if output.suffix not in (".html", ".htm", ".json"):
-            raise SpecError(f"--output: expected a suffix of .html or .json, got {output}.")
+            raise SpecError(f"--output: expected the suffix .html or .json, got {output}.")
     user = sources.read_one_model(model, settings)
     from ethorch.program.explore import explore as compile_variants
 

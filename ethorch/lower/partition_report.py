@@ -124,7 +124,7 @@ class PartitionReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PartitionReport:
-        """Parse the output of ``to_json``, with an optional ``writer``. Raise FormatError if it is malformed."""
+        """Parse the output of ``to_json``, in which ``writer`` is optional. Raise FormatError if it is malformed."""
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]
         if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):

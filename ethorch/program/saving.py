@@ -31,7 +31,7 @@ ENDINGS = (".pte", ".bpte", ".tosa")
 def check_writable(path: Path) -> None:
     """Raise EthorchError if a program cannot be saved to the path."""
     if path.suffix not in (*ENDINGS, ""):
-        raise EthorchError(f"cannot write {path}: expected a suffix of {', '.join(ENDINGS)}, or no suffix for a folder.")
+        raise EthorchError(f"cannot write {path}: expected one of the suffixes {', '.join(ENDINGS)}, or no suffix for a folder.")
     if path.suffix and path.is_dir():
         raise EthorchError(f"cannot write {path}: expected a file, got a folder. Remove the folder, or use another path.")
     if not path.suffix and path.is_file():

@@ -29,7 +29,7 @@ _INTERRUPTED = "Interrupted. The table contains only the finished modules."
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """The sensitivity of a module, or of an operator outside the innermost modules.
+    """The sensitivity of a leaf module, or of an operator outside of leaf modules.
 
     Attributes:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
@@ -57,7 +57,7 @@ class Sensitivity:
 
     Attributes:
         whole: Metric with everything quantized.
-        rows: One entry for each module, and for each operator outside the innermost modules.
+        rows: One entry for each leaf module, and for each operator outside of leaf modules.
         interrupted: Whether ``rows`` is incomplete because the measurement was interrupted.
     """
 

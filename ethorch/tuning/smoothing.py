@@ -58,12 +58,13 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
     """Reduce outlier channels of activations by folding factors into parameters.
 
     Channels with large values are divided by factors in the layer that computes the activation, and multiplied by them in its
-    readers. The exponent of the activation ranges minimizes the error of the readers (AWQ, Lin et al. 2023).
+    readers. The factors are powers of the activation ranges, with the exponent that minimizes the error of the readers (AWQ, Lin
+    et al. 2023).
 
-    Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are the outputs of normalizations
-    with weights, and of linear layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A
-    candidate is smoothed only if its readers' quantized outputs improve. Parameters that other operators read, such as tied
-    embeddings, are not changed.
+    Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are activations that only linear
+    layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator may mix channels
+    before the readers. A candidate is smoothed only if its readers' quantized outputs improve. Parameters that other operators
+    read, such as tied embeddings, are not changed.
 
     ::
 

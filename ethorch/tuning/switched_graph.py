@@ -49,9 +49,9 @@ class Switched:
     """A calibrated model with a switch in place of every observer.
 
     Attributes:
-        owners: For each switch, the names of the enclosing modules, outermost first. If the operator is outside the innermost
-            modules, such as a ``torch.log`` in ``forward``, the name of the operator is appended.
-        parts: Names of the innermost modules, and of operators outside them, in execution order.
+        owners: For each switch, the names of the enclosing modules, outermost first. The name of the observed operator is
+            appended if it is not inside a leaf module, such as a ``torch.log`` in ``forward``.
+        parts: Names of the leaf modules, and of operators outside of leaf modules, in execution order.
         operators: ATen name and source line of each operator in ``parts``.
     """
 

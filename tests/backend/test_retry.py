@@ -104,7 +104,8 @@ class Products(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("most", "delegates", "refused"), [pytest.param(90_000, 1, 0, marks=pytest.mark.long), (36_000, 3, 0), (12_000, 2, 3)]
+    ("most", "delegates", "refused"),
+    [*(pytest.param(*row, marks=pytest.mark.long) for row in ((90_000, 1, 0), (36_000, 3, 0))), (12_000, 2, 3)],
 )
 def test_too_many_commands(monkeypatch, most: int, delegates: int, refused: int) -> None:
     """More delegates where each operator is short enough; what is too long by itself goes to the CPU, with a way out.

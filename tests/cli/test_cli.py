@@ -298,7 +298,7 @@ def test_compile_writes_tosa(folder: Path, capsys: pytest.CaptureFixture[str]) -
     (result,) = ethorch.tosa.run(folder / "net.tosa", [x])
     assert result.shape == (1, 4) and np.ptp(result) > 0
     (folder / "net.tosa").unlink()
-    assert "expected a suffix of .tosa" in complaint(
+    assert "expected the suffix .tosa" in complaint(
         capsys, "compile", f"{folder}/net.py:small", "-t", "TOSA-1.0+FP", "-o", "net", status=2
     )
 

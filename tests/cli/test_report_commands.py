@@ -142,7 +142,7 @@ def test_an_earlier_build_of_several_methods(folder: Path, capsys: pytest.Captur
         (["report", "{}/int8", "--baseline", "{}/net.py"], "expected a .json printed by --json", 2),
         (["report", "{}/int8", "--baseline", "{}/none.json"], "cannot read", 1),
         (["report", "{}/int8", "--fail-on-regression", "1"], "Use --baseline PROGRAM", 2),
-        (["report", "{}/int8", "-o", "{}/x.pdf"], "expected a suffix of .trace.json, .html", 2),
+        (["report", "{}/int8", "-o", "{}/x.pdf"], "expected one of the suffixes .trace.json, .html", 2),
         (["report", "{}/int8", "--format", "pdf"], "expected one of trace, html, md, json", 2),
         (["report", "{}/int8", "-o", "{}/missing/x.html"], "cannot write", 1),
         (["report", "{}/int8", "--inputs", "{}/net.py"], "Pass the model", 2),

@@ -52,7 +52,7 @@ def test_accuracy_raises_modules(images: list[Tensor]) -> None:
     assert program.budgets.met and program.accuracy is not None and program.accuracy.sqnr_db >= before.sqnr_db + 3
 
 
-@pytest.mark.parametrize("goal", ["flash", "cycles"])
+@pytest.mark.parametrize("goal", ["flash", pytest.param("cycles", marks=pytest.mark.long)])
 def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     torch.manual_seed(3)
     vectors = [torch.randn(1, 256).cumsum(-1) / 8 for _ in range(4)]

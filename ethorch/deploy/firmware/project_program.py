@@ -80,7 +80,7 @@ def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequen
     entries = [name for name, parsed_method in parsed.methods.items() if not pte.is_figure(parsed_method)]
     names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if requested is None else requested)]
     if not names:
-        raise EthorchError("expected at least one method, got none. Omit methods to select all.")
+        raise EthorchError("methods: expected at least one method, got an empty list. Omit the argument to select all methods.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
     return ProjectProgram(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)

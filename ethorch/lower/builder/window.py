@@ -31,7 +31,10 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """Create a window from PyTorch's arguments. A number applies to all axes. An axis can have padding (before, after)."""
+        """Create a window from PyTorch's arguments. A number applies to all axes.
+
+        The padding of an axis is a number or a pair (before, after).
+        """
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
