@@ -109,7 +109,11 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Return the position before ``op``. New names start with the name of ``of``, by default the first result of ``op``."""
+        """Return the position before ``op``.
+
+        Args:
+            of: Value whose name precedes the names of inserted values. Default: the first result of ``op``.
+        """
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 
@@ -123,7 +127,7 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and make the producer of the unused ``value`` compute the result of ``op``."""
+        """Erase ``op``, and let the producer of ``value`` compute its result. No operator may read ``value``."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
