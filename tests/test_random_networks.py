@@ -305,11 +305,11 @@ def test_a_rejected_stream_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
     assert kind == "failure rejected" and "pass allocation" in text
 
     def fail(stream: Stream, context: Context) -> Stream:
-        raise MachineFault("an access is outside the allocated spaces")
+        raise MachineFault("an access is outside the allocated memory")
 
     monkeypatch.setattr(runs, "optimize", lambda *arguments: pipeline.optimize(*arguments, [pipeline.Pass("allocation", fail)]))
     kind, text = outcome(Subject(drawn), cases(0, 1)[0])
-    assert kind == "failure rejected" and "outside the allocated spaces" in text
+    assert kind == "failure rejected" and "outside the allocated memory" in text
 
 
 def test_extensions_leave_other_networks_as_they_are() -> None:

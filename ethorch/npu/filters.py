@@ -161,7 +161,7 @@ class Streams:
         for s in range(len(streams)):
             self._place(flat, streams.pop(0).astype(flat.dtype, copy=False), replace(order, stream=s))
         if len(flat) and not LEAST_WEIGHT <= flat.min() <= flat.max() <= MOST_WEIGHT:
-            raise MachineFault(f"expected 9-bit weights ({LEAST_WEIGHT}..{MOST_WEIGHT}), got weights of {flat.min()}..{flat.max()}")
+            raise MachineFault(f"expected 9-bit weights ({LEAST_WEIGHT}..{MOST_WEIGHT}), got {flat.min()}..{flat.max()}")
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:

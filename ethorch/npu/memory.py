@@ -47,7 +47,8 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
     for number, size in sizes.items():
         if size > MOST_REGION_BYTES:
             raise MachineFault(
-                f"region {number} has {size} bytes; expected at most {MOST_REGION_BYTES}. Pass a larger region in regions=."
+                f"region {number} has {size} bytes; expected at most {MOST_REGION_BYTES}. To use a larger region, "
+                "pass its buffer in regions=."
             )
         if size:
             regions[number] = np.zeros(size, np.uint8)

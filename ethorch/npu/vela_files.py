@@ -109,7 +109,9 @@ def read_vela(path: str | os.PathLike[str]) -> VelaFile:
                 f"which has {size or 0} bytes."
             )
     if any(not 0 <= size <= MOST_REGION_BYTES for size in file.region_bytes.values()):
-        raise FormatError(f"expected regions of at most {MOST_REGION_BYTES} bytes, got sizes {file.region_bytes} by region number.")
+        raise FormatError(
+            f"expected regions of at most {MOST_REGION_BYTES} bytes, got these sizes, keyed by region: {file.region_bytes}."
+        )
     return file
 
 

@@ -211,7 +211,7 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
     walk = _scan_runs if s.runs or s.raw else _scan_plain
     rounds, end = walk(bits, start, s)
     if end > bits.size:
-        raise MachineFault(f"weight stream: the slice at bit {start} exceeds the end at bit {bits.size}")
+        raise MachineFault(f"weight stream: the slice at bit {start} extends past the end of the stream at bit {bits.size}")
     return rounds, end
 
 
