@@ -128,9 +128,11 @@ class PartitionReport:
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]
         if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):
-            raise FormatError(f"expected a partition with target, delegates, cpu and without_kernel, got {shorten(data)}.")
+            raise FormatError(
+                f"expected a partition report with the fields target, delegates, cpu and without_kernel, got {shorten(data)}."
+            )
         if not all(isinstance(names, list) for names in delegated.values()):
-            raise FormatError(f"expected lists of names in delegates, got {shorten(delegated)}.")
+            raise FormatError(f"delegates: expected lists of names, got {shorten(delegated)}.")
         cpu, without_kernel = ([Refusal.from_json(entry) for entry in refusals] for refusals in lists if isinstance(refusals, list))
         names_of = {tag: [str(name) for name in names] for tag, names in delegated.items()}
         return cls(target, names_of, cpu, without_kernel, _executorch_reason(data.get("writer")))
@@ -156,5 +158,5 @@ def _executorch_reason(writer: Any) -> Reason | None:
     if writer is None:
         return None
     if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "remedy")):
-        raise FormatError(f"expected a writer with the string fields id, reason, remedy, got {shorten(writer)}.")
+        raise FormatError(f"writer: expected the string fields id, reason and remedy, got {shorten(writer)}.")
     return Reason(writer["id"], writer["reason"], writer["remedy"]) if writer["id"] else None

@@ -33,7 +33,7 @@ INT64_INPUT = Reason(
 
 SHAPE_OF_VALUES = Reason(
     "graph.shape_of_values",
-    "the shape of the result depends on values, but NPU programs require fixed shapes",
+    "the shape of the result depends on tensor values, but NPU programs require fixed shapes",
     "Keep all elements and set unselected elements to 0 with torch.where, or use constants for values that determine the shape.",
 )
 
@@ -109,7 +109,7 @@ INT32_OPERAND = Reason(
 
 RETURNED_LATE = Reason(
     "graph.returned_late",
-    f"the result is not among the first {MOST_RETURNED} outputs of the program; Vela's compile time limits the number of outputs",
+    f"the result is not among the first {MOST_RETURNED} outputs of the program, and Vela compiles more outputs too slowly",
     "Concatenate the outputs in the model, and split the concatenated tensor outside the model.",
 )
 

@@ -81,7 +81,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
 #: Remedy for custom operators.
 CUSTOM = "Express the operator with PyTorch operators, or link a CPU kernel for the operator into the firmware."
 #: Remedy for quantize and dequantize operators inside the graph.
-BETWEEN = "No change is required. The operator is removed if the adjacent CPU operator runs on the NPU."
+BETWEEN = "No change is required. ethorch removes the conversion if the adjacent CPU operator is moved to the NPU."
 #: Remedy if no row matches.
 OTHERS = "Express the operator with operators listed by `ethorch ops`."
 

@@ -19,7 +19,7 @@ from ethorch.tosa.layout import Dims
 MIN_SHIFT, MAX_SHIFT = 2, 62
 
 PLAIN_INTEGERS = Reason(
-    "graph.plain_integers", "expected a quantized input, got integers",
+    "graph.plain_integers", "expected a quantized input, got an integer tensor",
     "Convert the input to float in the model, and quantize the operator's module.",
 )  # fmt: skip
 

@@ -170,7 +170,7 @@ def float_operand(name: str, *operands: Any) -> Reason | None:
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
         return Reason(
             f"{name}.mixed",
-            "expected an integer constant for an integer tensor, got a constant with a fraction",
+            "expected an integer constant, because the other operand is an integer tensor; got a constant with a fractional part",
             "Convert the integer tensor to float in the model, and quantize the operator's module.",
         )
     return None

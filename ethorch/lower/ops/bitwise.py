@@ -32,7 +32,7 @@ def check_integers(x: Any, *rest: Any) -> Reason | None:
         if isinstance(value, QTensor) and not value.is_integer:
             return Reason(
                 "integer.operand",
-                "expected integers or truth values, got a quantized operand",
+                "expected integer or bool operands, got a quantized operand",
                 "Convert the operand to int32 in the model, or use a comparison. The bits of quantized values depend on the scale.",
             )
     return None

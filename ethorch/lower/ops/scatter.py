@@ -111,7 +111,8 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if accumulate:
         return Reason(
             "index_put.accumulate",
-            "accumulate=True requires float values, integer indices of adjacent dims, and up to 1,048,576 (index, position) pairs",
+            "accumulate=True requires float values, integer indices of adjacent dims, and "
+            "number of indices x size of the indexed dims <= 1,048,576",
             "Quantize the model with EthosUQuantizer, which decomposes calls that meet these requirements.",
         )
     if len(present) != 1 or not isinstance(present[0], (QTensor, np.ndarray)):
