@@ -82,7 +82,7 @@ class Emitter:
         assert set(attrs) == expected, f"{name}: expected attributes {sorted(expected)}, got {sorted(attrs)}"
         if row.dtypes is not None and operands[0].dtype not in row.dtypes:
             allowed = ", ".join(sorted(row.dtypes))
-            text = f"{name} of {operands[0].dtype} is not defined; TOSA 1.0 allows {allowed}"
+            text = f"TOSA 1.0 does not define {name} for {operands[0].dtype}; expected {allowed}"
             raise self.refuse(f"{name}.dtype", text, "Cast the operand in the model, or quantize the module to int8.")
         inferred = row.infer(operands, attrs)
         if is_foldable(name, operands, attrs):

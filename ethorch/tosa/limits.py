@@ -53,14 +53,14 @@ REMEDIES = {
     "outer": "Split the tensor in the model, and join the results with torch.cat.",
     "inner": "Split the tensor in the model, and join the results with torch.cat.",
     "others": "Split the tensor in the model, and join the results with torch.cat.",
-    "stride": "A stride of at most 3 runs on the NPU.",
-    "padding_of_wide_stride": "A stride of at most 3, or no padding (pad with F.pad first), runs on the NPU.",
-    "dilation_of_wide_stride": "A stride of at most 3, or a dilation of 1, runs on the NPU.",
+    "stride": "Use a stride of at most 3.",
+    "padding_of_wide_stride": "Use a stride of at most 3, or no padding (pad with F.pad first).",
+    "dilation_of_wide_stride": "Use a stride of at most 3, or a dilation of 1.",
     "kernel_w": "Pool in two steps with smaller windows.",
-    "padded_kernel": "A window of at most 8, or no padding (pad with F.pad first), runs on the NPU.",
-    "extent_of_padded_stride": "Split the tensor in the model, or pad it with F.pad first. It then runs on the NPU.",
+    "padded_kernel": "Use a window of at most 8, or no padding (pad with F.pad first).",
+    "extent_of_padded_stride": "Split the tensor in the model, or pad it with F.pad first.",
     "pictures": "Split the batch in the model, and join the results with torch.cat on the CPU.",
-    "rounds": "A division of quantized values by a power of two runs on the NPU.",
+    "rounds": "Divide quantized values by a power of two instead.",
 }
 
 
