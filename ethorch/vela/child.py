@@ -32,7 +32,7 @@ def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) 
             )
         except subprocess.TimeoutExpired:
             raise VelaError(
-                f"Vela did not finish within {timeout_seconds:g} seconds. The graph may be damaged. Otherwise, increase "
+                f"Vela did not finish within {timeout_seconds:g} seconds. The graph may be damaged. If it is not, increase "
                 "timeout_seconds."
             ) from None
         if child.returncode < 0:

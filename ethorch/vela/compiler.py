@@ -86,7 +86,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
         with COUT_LOCK, without_lines(*_NOISE, *_ERRORS) as omitted:  # concurrent compilations are not known to be safe
             raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
     except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError if the message quotes a damaged name
-        raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
+        raise VelaError(f"Vela rejected the graph for {spec.target.name}: {_words(error)}") from error
     errors = dict.fromkeys(line.decode(errors="replace").strip() for line in omitted if line.startswith(_ERRORS))
     if errors:
         raise VelaError(f"the command stream from Vela cannot run on {spec.target.name}. Vela printed: {'; '.join(errors)}.")
@@ -151,7 +151,7 @@ def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compil
     if [math.prod(shape) for shape in shapes] != [math.prod(tensor.shape) for tensor in compiled]:
         names, actual = (f"{name} {list(shape)}" for name, shape in declared), (str(list(tensor.shape)) for tensor in compiled)
         raise VelaError(
-            f"Vela returned {len(compiled)} of {len(declared)} {kind}s, or reordered them: "
+            f"Vela dropped or reordered {kind}s of the graph: "
             f"expected {', '.join(names)}, got shapes {', '.join(actual) or '(none)'}. Vela drops "
             "unused inputs, and outputs of a TRANSPOSE that another TRANSPOSE inverts. Remove such "
             "inputs and outputs from the graph.",

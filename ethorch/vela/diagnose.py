@@ -79,7 +79,7 @@ def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> 
     """
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
-    text = f"{error} Vela refuses these operators individually: {names}."
+    text = f"{error} Vela rejects these operators individually: {names}."
     if not operators:
         text = f"{error} Vela accepts each operator of the graph individually, but not their combination."
         last = find_first_refused(graph, spec)

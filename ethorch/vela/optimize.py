@@ -45,8 +45,8 @@ def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledMod
         return model
     if optimized.rejected:
         logger.warning(
-            "pass %s produced a command stream that the verifier rejects (%s). Vela's stream is used instead. "
-            "Please report this with the model. [stream.rejected]",
+            "pass %s produced a command stream that the verifier rejects (%s). Vela's command stream is used instead. "
+            "Please report this, and attach the model. [stream.rejected]",
             optimized.rejected,
             optimized.rejections[0],
         )

@@ -59,8 +59,8 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
         return lowered
     if (plain := _without_passes(lowered)) is not None and _equal(_run(plain, arrays), expected):
         logger.warning(
-            "passes (%s) change the result of a command stream. Vela's stream is used instead. Please report this with the model. "
-            "[stream.wrong]",
+            "passes (%s) change the result of a command stream. Vela's command stream is used instead. "
+            "Please report this, and attach the model. [stream.wrong]",
             ", ".join(effect.name for effect in lowered.compiled.passes),
         )
         return plain
@@ -72,10 +72,10 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
         if mended is None:
             raise
         logger.warning(
-            "Vela's commands for %s compute a wrong result. ethorch corrected it with %s at %s. "
+            "Vela's commands for %s compute a wrong result. To correct it, ethorch inserted %s at %s. "
             "Please report this, and attach the model. [vela.repaired]",
             error.operator or "an operator",
-            "a copy" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies",
+            "a tensor copy" if len(mended.repairs) == 1 else f"{len(mended.repairs)} tensor copies",
             ", ".join(dict.fromkeys(mended.repairs)),
         )
         return mended

@@ -158,7 +158,7 @@ def test_an_operator_the_npu_lacks_is_refused_in_velas_words():
     g = Graph()
     g.output(g.op("BITWISE_AND", [g.input(1, 8), g.input(1, 8)], (1, 8), "INT8"))
     vela.compile(g.serialize(), EthosUCompileSpec("ethos-u85-256"))
-    with pytest.raises(VelaError, match=r"Vela refused the graph for ethos-u55-128: .*And"):
+    with pytest.raises(VelaError, match=r"Vela rejected the graph for ethos-u55-128: .*And"):
         vela.compile(g.serialize(), EthosUCompileSpec("ethos-u55-128"))
 
 
