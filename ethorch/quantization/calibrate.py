@@ -78,7 +78,7 @@ def quantize_methods(
             call = _describe_call(models, number, place, name)
             if name not in models:
                 names = ", ".join(map(repr, models))
-                raise EthorchError(f"call {place} of calibration session {number}: expected one of {names}, got {name!r}.")
+                raise EthorchError(f"call {place} of calibration session {number}: expected a method ({names}), got {name!r}.")
             _check_shapes(call, inputs, models[name])
     if len(models) == 1 and not sessions:
         (only,) = models

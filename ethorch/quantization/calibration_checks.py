@@ -38,7 +38,7 @@ def mute_sample_warnings() -> Iterator[None]:
 def check_method(method: str, methods: Sequence[str]) -> None:
     """Raise QuantizationError if ``methods`` does not contain ``method``."""
     if method not in methods:
-        raise QuantizationError("calibration.method", f"expected one of {', '.join(methods)}, got calibration method {method!r}")
+        raise QuantizationError("calibration.method", f"calibration method: expected one of {', '.join(methods)}, got {method!r}")
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ def get_symmetric_a16w8_quantization_config(
     if is_dynamic:
         raise QuantizationError(
             "config.dynamic_int16",
-            "expected is_dynamic=False, got True. Use int8, because torchao supports dynamic ranges only for 8-bit activations.",
+            "expected is_dynamic=False, got True. Use int8 activations, because torchao supports dynamic ranges only for "
+            "8-bit activations.",
         )
     act = _activation(
         torch.int16,

@@ -56,8 +56,8 @@ def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -
     """
     if settings.scheme == CUSTOM:
         raise SpecError(
-            f"expected scheme to be a QuantizationConfig or one of {', '.join(CONFIGS)}, got {CUSTOM}. A settings file does not "
-            "contain the QuantizationConfig. Pass the config as scheme."
+            f"expected scheme to be a QuantizationConfig or one of {', '.join(CONFIGS)}, got {CUSTOM}. "
+            "A settings file cannot store a QuantizationConfig. Pass the config as scheme."
         )
     config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)
     quantizer = EthosUQuantizer(settings.spec).set_global(config)

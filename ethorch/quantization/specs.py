@@ -64,8 +64,8 @@ def check_int32(config: QuantizationConfig) -> None:
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:
             raise QuantizationError(
                 "config.int32_zero_point",
-                f"expected torch.per_tensor_symmetric for int32 activations, got {spec.qscheme}. Its zero point would overflow in "
-                "ExecuTorch's CPU kernel.",
+                f"expected torch.per_tensor_symmetric for int32 activations, got {spec.qscheme}. A nonzero zero point "
+                "would overflow in ExecuTorch's CPU kernel.",
             )
 
 
