@@ -28,7 +28,7 @@ def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
 def _compare(kind: str, nodes: Sequence[Node], tensors: Sequence[IoTensor]) -> None:
     bug = "This is a bug in ethorch or in Vela. Please report it, and attach the model."
     if len(nodes) != len(tensors):
-        raise EthorchError(f"expected {count_noun(len(tensors), kind)} in the call of the delegate, got {len(nodes)}. {bug}")
+        raise EthorchError(f"expected {count_noun(len(tensors), kind)} in the call to the delegate, got {len(nodes)}. {bug}")
     for number, (node, tensor) in enumerate(zip(nodes, tensors, strict=True)):
         value = node.meta.get("val")
         if not _fits(value, tensor):

@@ -45,15 +45,15 @@ def without_kernel(node: Node) -> Reason | None:
         shapes = {x.shape for x in values if isinstance(x, torch.Tensor)}
         alike = len(shapes) == 1 and all(isinstance(arg, Node) for arg in node.args)
         if base not in CPU_OPERATORS or not CPU_OPERATORS[base].has_complex_kernel or (base in ("add", "sub", "mul") and not alike):
-            text = f"ExecuTorch's CPU kernel of {name} does not support complex tensors"
-            return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
+            text = f"ExecuTorch's CPU kernel for {name} does not support complex tensors"
+            return Reason("cpu.complex", text, "Represent each complex tensor by two real tensors (real and imaginary parts).")
     if name == "aten.convolution.default" and (value := node.meta.get("val")) is not None and value.dim() > _MAX_CONVOLUTION_RANK:
-        text = f"ExecuTorch's CPU kernel of {name} supports one and two spatial axes, not three"
+        text = f"ExecuTorch's CPU kernel for {name} supports one or two spatial axes, not three"
         return Reason("cpu.convolution_3d", text, f"{_remedy(node)} Or apply Conv2d or ConvTranspose2d to each plane.")
     if op.namespace == "aten" and (portable := _portable()) and kernel_of(node.target) not in portable:
         return Reason(
             "cpu.not_portable",
-            f"ExecuTorch's library of portable kernels does not contain {kernel_of(node.target)}; only its desktop library does",
+            f"ExecuTorch's desktop library contains the kernel {kernel_of(node.target)}, but its portable library does not",
             f"{_remedy(node)} Or link your own kernel into the firmware.",
         )
     return None

@@ -58,7 +58,7 @@ def refusal_of(message: str) -> Reason:
         )
     return Reason(
         "vela.refused",
-        f"Vela refuses the operator: {message}",
+        f"Vela rejects the operator: {message}",
         "Please report this; ethorch should detect unsupported operators before Vela does.",
     )
 
@@ -130,7 +130,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of(
-                "the operator results from the decomposition of an operator that the NPU or Vela refuses"
+                "the operator results from the decomposition of an operator that the NPU or Vela rejects"
             )
 
     def prepare(self, program: ExportedProgram) -> None:

@@ -76,7 +76,7 @@ def _decline(
     users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
 ) -> None:
     logger.warning(
-        "a delegate was refused, so the program is lowered again without %s",
+        "a delegate cannot be compiled, so the program is lowered again with these operators on the CPU: %s",
         "; ".join(f"{place}: {reason.text}" for place, reason in new.items()),
     )
     for (edge, user), report in zip(users, before, strict=True):

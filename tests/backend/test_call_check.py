@@ -27,10 +27,10 @@ def transposed(tensor: IoTensor) -> IoTensor:
 
 
 FORGED: dict[str, tuple[Callable[[CompiledModel], CompiledModel], str]] = {
-    "no input": (lambda model: replace(model, inputs=()), "expected 0 inputs in the call of the delegate, got 1"),
+    "no input": (lambda model: replace(model, inputs=()), "expected 0 inputs in the call to the delegate, got 1"),
     "two outputs": (
         lambda model: replace(model, outputs=model.outputs * 2),
-        "expected 2 outputs in the call of the delegate, got 1",
+        "expected 2 outputs in the call to the delegate, got 1",
     ),
     "dtype": (lambda model: replace(model, inputs=(wider(model.inputs[0]),)), r"input 0 .*elements of 2 bytes.*int8\[1, 3, 6, 8\]"),
     "shape": (

@@ -56,7 +56,7 @@ def test_what_vela_refuses_goes_to_the_cpu(monkeypatch, caplog: pytest.LogCaptur
     assert (refusal.reason.id, refusal.origin.target) == ("vela.refused", "aten.avg_pool2d.default")
     assert refusal.origin.source.startswith("test_retry.py:")
     assert partitioner.report.npu_operators == 2 + 1  # two convolutions and relu, each counted once
-    assert "lowered again without aten.avg_pool2d.default" in caplog.text
+    assert "lowered again with these operators on the CPU: aten.avg_pool2d.default" in caplog.text
 
 
 class Gathered(nn.Module):
@@ -76,7 +76,7 @@ def test_what_a_delegates_lowering_refuses_goes_to_the_cpu(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "ethorch"):
         build = build_pte(module, inputs, EthosUCompileSpec("ethos-u55-128"))
     assert [refusal.reason.id for refusal in build.partition.refusals] == ["GATHER.absent"]
-    assert "lowered again without aten.gather.default" in caplog.text
+    assert "lowered again with these operators on the CPU: aten.gather.default" in caplog.text
     assert steps(runtime.load(build.pte)(*inputs)[0], module, inputs) == 0
 
 
@@ -117,7 +117,7 @@ def test_too_many_commands(monkeypatch, most: int, delegates: int, refused: int)
         model = compiler.compile(tosa, spec, **options)
         if len(model.command_stream) > most:
             raise VelaError(
-                "Vela refused the graph: The command stream exceeds the hardware limit of 16 MiB (current size: 17.00 MiB)"
+                "Vela rejected the graph: The command stream exceeds the hardware limit of 16 MiB (current size: 17.00 MiB)"
             )
         return model
 

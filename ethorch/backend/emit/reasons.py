@@ -59,7 +59,7 @@ def elements(name: str) -> Reason:
     return Reason(
         "writer.elements",
         f"{name} is complex or empty",
-        "Keep real and imaginary parts as two real tensors, and remove empty tensors.",
+        "Represent each complex tensor by two real tensors (real and imaginary parts), and remove empty tensors.",
     )
 
 
@@ -96,7 +96,7 @@ def undone_quantization(name: str) -> Reason:
 def unknown_operator(name: str) -> Reason:
     return Reason(
         "writer.operator",
-        f"ethorch's writer does not support {name} on the CPU",
+        f"ethorch's .pte writer does not support the CPU operator {name}",
         "Quantize the operator so that it runs on the NPU, or use an operator listed in docs/cpu-kernels.md.",
     )
 
@@ -129,5 +129,5 @@ def vela_refusal(text: str) -> Reason:
     return Reason(
         "writer.refused",
         f"a delegate cannot be compiled: {text}",
-        "ExecuTorch's lowering compiles the model with the refused operators on the CPU.",
+        "ExecuTorch's lowering compiles the model. Operators that the NPU cannot run stay on the CPU.",
     )
