@@ -251,12 +251,15 @@ class _Goal:
         return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)
 
     def shortfall(self, result: MixedPrecision) -> str:
-        step, raised = result.best, ", ".join(result.raised) or "nothing"
+        step, raised = result.best, ", ".join(result.raised) or "none"
         if not self.affordable(step):
-            return f"expected at most {self.max_cycles} cycles, got {step.cycles} without any raised module. Increase max_cycles."
+            return (
+                f"expected at most {self.max_cycles} cycles, got {step.cycles} before raising the precision of any module. "
+                "Increase max_cycles."
+            )
         limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
         return (
-            f"expected a metric of at least {self.target:.2f}{limit}, got {step.metric:.2f}. Raised in the result: {raised}; "
+            f"expected a metric of at least {self.target:.2f}{limit}, got {step.metric:.2f}. Raised precision: {raised}; "
             f"{count_noun(len(result.steps), 'step')} tried."
         )
 

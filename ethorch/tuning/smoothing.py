@@ -85,7 +85,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         UserCodeError: A model cannot be exported.
     """
     if scheme not in _BITS:
-        raise SpecError(f"smooth: expected a scheme in {', '.join(map(repr, _BITS))}, got {scheme!r}.")
+        raise SpecError(f"smooth: expected scheme to be one of {', '.join(map(repr, _BITS))}, got {scheme!r}.")
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     calls = _calls(samples, models)
     if not calls or not calls[0]:

@@ -72,12 +72,12 @@ def test_it_never_ends_worse_than_it_began(caplog: pytest.LogCaptureFixture) -> 
     metric = scripted(10, *ORDER, 9, float("nan"), 8)
     found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=40, metric=metric, modules=MODULES)
     assert not found.reached and found.raised == () and found.best.metric == 10
-    assert "Raised in the result: nothing" in caplog.text
+    assert "Raised precision: none" in caplog.text
 
 
 def test_a_model_that_is_too_dear_already_is_said(caplog: pytest.LogCaptureFixture) -> None:
     found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, max_cycles=1, modules=MODULES)
-    assert not found.reached and "without any raised module" in caplog.text
+    assert not found.reached and "before raising the precision of any module" in caplog.text
 
 
 def test_the_npu_itself_is_the_judge() -> None:

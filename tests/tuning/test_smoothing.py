@@ -151,5 +151,5 @@ def test_a_decoder_with_caches_is_as_before() -> None:
 def test_what_is_wrong_is_named() -> None:
     with pytest.raises(QuantizationError, match="expected samples, got none"):
         ethorch.tuning.smooth(Block(nn.LayerNorm(WIDTH)), [])
-    with pytest.raises(SpecError, match=r"expected a scheme in 'int8', .*, got 'int4'"):
+    with pytest.raises(SpecError, match=r"expected scheme to be one of 'int8', .*, got 'int4'"):
         ethorch.tuning.smooth(Block(nn.LayerNorm(WIDTH)), SAMPLES, scheme="int4")
