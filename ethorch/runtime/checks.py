@@ -53,7 +53,9 @@ def _check_delegate_argument(subject: str, value: Value, tensor: IoTensor) -> No
         raise ProgramError(f"{subject}: expected an integer or bool tensor, got {value}.")
     item_bytes = ITEM_BYTES[value.dtype]
     if item_bytes != tensor.element_size or (math.prod(value.shape) * item_bytes != tensor.nbytes and not value.dynamism):
-        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes in {tensor.element_size}-byte elements, got {value}.")
+        raise ProgramError(
+            f"{subject}: expected a tensor of {tensor.nbytes} bytes with {tensor.element_size}-byte elements, got {value}."
+        )
 
 
 # Value kinds that each schema type accepts. A kernel aborts the process if an argument has a different kind.
@@ -94,7 +96,9 @@ def check_kernel_calls(description: Method) -> None:
                 expected = "int" if value.kind == "int[]" else "tensor"
                 kind = description.values[item].kind if 0 <= item < len(description.values) else "none"
                 if kind != expected and not (value.kind == "tensor?[]" and (item == -1 or kind == "none")):
-                    raise ProgramError(f"{where}: expected a list of {expected} as argument {number}, got {kind} in the list.")
+                    raise ProgramError(
+                        f"{where}: expected a list of {expected} as argument {number}, got a list with an element of kind {kind}."
+                    )
 
 
 @lru_cache(maxsize=4096)

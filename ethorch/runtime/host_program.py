@@ -63,8 +63,8 @@ class HostProgram:
         """
         if method not in self.methods:
             raise HostError(
-                f"expected a method that was loaded with {self.method!r} ({', '.join(map(repr, self.methods))}), got {method!r}. "
-                "Use ethorch.runtime.load(path, method) for methods that do not share buffers."
+                f"expected a method that was loaded together with {self.method!r} ({', '.join(map(repr, self.methods))}), "
+                f"got {method!r}. Use ethorch.runtime.load(path, method) for methods that do not share buffers."
             )
         return HostProgram(self._session, method, self._batch_machine)
 

@@ -39,7 +39,7 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
         value = _parse_value(text.strip())
         if not dot:
             if field in changes and changes[field] != value:
-                raise SpecError(f"--set assigns two values to {field}, {changes[field]!r} and {value!r}. Use one.")
+                raise SpecError(f"--set assigns two values to {field}: {changes[field]!r} and {value!r}. Use one.")
             changes[field] = value
             continue
         table = changes.setdefault(field, {})

@@ -171,7 +171,7 @@ class ArmCompileSpec:
             try:
                 items[key] = value if isinstance(value, str) else value.decode()
             except UnicodeDecodeError:
-                raise SpecError(f"expected text as compile spec {key!r}, got {value[:32]!r}.") from None
+                raise SpecError(f"compile spec {key!r}: expected UTF-8 text, got {value[:32]!r}.") from None
         kinds = {name: kind for name, kind in ArmCompileSpec._KINDS.items() if issubclass(kind, cls)}
         if (kind_name := items.pop(_FORMAT, None)) is None:
             raise SpecError(f"the compile spec list has no {_FORMAT!r}; it contains {', '.join(sorted(items)) or 'no keys'}.")
@@ -197,7 +197,7 @@ class ArmCompileSpec:
             return spec
         if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
             return cls.from_list(spec)
-        raise SpecError(f"expected {cls.__name__} or its to_list(), got {type(spec).__name__} {spec!r:.80}.")
+        raise SpecError(f"expected {cls.__name__} or the result of its to_list(), got {type(spec).__name__} {spec!r:.80}.")
 
     def _own_items(self) -> dict[str, str]:
         raise NotImplementedError
@@ -284,7 +284,10 @@ class EthosUCompileSpec(ArmCompileSpec):
             (f"arena_cache_size of memory mode {self.memory_mode!r}", memory.arena_cache_bytes),
         ):
             if size is not None and size > largest:
-                raise SpecError(f"{what} is {size} bytes; expected at most {largest}, the address range of {self.target.name}.")
+                raise SpecError(
+                    f"{what} is {size} bytes; expected at most {largest}, the size of the address space of "
+                    f"{self.target.name}."
+                )
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(

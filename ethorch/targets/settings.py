@@ -103,7 +103,7 @@ def shapes_from(description: Any) -> tuple[Shapes, ...]:
     methods = tuple(_shapes(part) for part in description)
     for number, shapes in enumerate(methods):
         if shapes in methods[:number]:
-            raise SpecError(f"shapes lists {','.join('x'.join(map(str, shape)) for shape in shapes)} twice. List it once.")
+            raise SpecError(f"shapes lists {','.join('x'.join(map(str, shape)) for shape in shapes)} twice. Remove one of them.")
     return methods
 
 
@@ -113,8 +113,8 @@ def _shapes(description: Any) -> Shapes:
     if isinstance(description, Sequence) and description and all(_is_size(size) for size in description):
         description = [description]
     wrong = SpecError(
-        f"shapes has {shorten(description)}; expected the input shapes of each method, such as [(1, 3, 96, 96)] or '1x3x96x96' "
-        "(--shape). Use '1x64x32,1x64' for several inputs."
+        f"shapes contains {shorten(description)}; expected the input shapes of each method, such as [(1, 3, 96, 96)] or "
+        "'1x3x96x96' (--shape). Use '1x64x32,1x64' for several inputs."
     )
     if not isinstance(description, Sequence) or not description:
         raise wrong

@@ -52,7 +52,7 @@ def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
 def _alignment(text: str) -> int:
     value = _integer(16)(text)
     if value & (value - 1):
-        raise ValueError("a power of two of at least 16")
+        raise ValueError("a power of two, at least 16")
     return value
 
 

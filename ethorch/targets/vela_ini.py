@@ -111,8 +111,8 @@ class VelaConfig:
         cache_bytes = int(self._number(_MEMORY + memory_mode, "arena_cache_size", "", int)) if size else None
         if not clock_hz > 0 or (cache_bytes is not None and cache_bytes < 0):
             raise SpecError(
-                f"{system_config!r} with {memory_mode!r} {where}: expected a positive core_clock and an arena_cache_size of at "
-                f"least 0, got {clock_hz} and {size or None}."
+                f"system config {system_config!r} with memory mode {memory_mode!r} {where}: expected a positive "
+                f"core_clock and an arena_cache_size of at least 0, got {clock_hz} and {size or None}."
             )
         areas = (chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"])
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)

@@ -85,5 +85,5 @@ def test_methods_that_share_nothing_are_loaded_alone(shared):
 
 
 def test_an_unknown_method_is_named(shared):
-    with pytest.raises(HostError, match=r"expected a method that was loaded with 'add' \('add', 'read'\), got 'fresh'"):
+    with pytest.raises(HostError, match=r"expected a method that was loaded together with 'add' \('add', 'read'\), got 'fresh'"):
         runtime.load(shared, "add")["fresh"]

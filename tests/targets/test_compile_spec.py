@@ -101,7 +101,7 @@ def test_a_key_given_twice_or_not_text_is_refused():
 
     with pytest.raises(SpecError, match="twice"):
         EthosUCompileSpec.from_list([CompileSpec("target", b"a"), CompileSpec("target", b"a")])
-    with pytest.raises(SpecError, match="expected text as compile spec"):
+    with pytest.raises(SpecError, match="compile spec 'target': expected UTF-8 text"):
         EthosUCompileSpec.from_list([CompileSpec("target", b"\xff\xfe")])
 
 
@@ -310,7 +310,7 @@ def test_calls_kept_for_existing_programs():
 
 
 def test_of_refuses_other_things():
-    with pytest.raises(SpecError, match=r"expected EthosUCompileSpec or its to_list\(\), got str"):
+    with pytest.raises(SpecError, match=r"expected EthosUCompileSpec or the result of its to_list\(\), got str"):
         EthosUCompileSpec.of("ethos-u55-128")  # type: ignore[arg-type]
 
 

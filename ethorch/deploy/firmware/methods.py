@@ -154,7 +154,7 @@ def _check_names(names: Sequence[str]) -> None:
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"method name {name!r} cannot be the prefix of C functions and macros, because it {problem}",
+                    f"method name {name!r} cannot be the prefix of C function and macro names, because it {problem}",
                     "Rename the method and compile again, or select one method with --method.",
                 )
             )

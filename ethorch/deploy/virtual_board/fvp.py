@@ -72,7 +72,7 @@ def find_command(board: Board, family: str) -> str:
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
         raise EmulatorError(
-            f"board {board.name} has no FVP for an Ethos-{family.upper()} (available: {have}). Use backend='unicorn'."
+            f"board {board.name} has no FVP for Ethos-{family.upper()} (available: {have}). Use backend='unicorn'."
         )
     return name
 
@@ -82,7 +82,7 @@ def find(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(
-            f"{name} is not on PATH. Download it from Arm, free of charge ({SOURCE}), or use backend='unicorn' with the same ELF "
+            f"{name} is not on PATH. Download it free of charge from Arm ({SOURCE}), or use backend='unicorn' with the same ELF "
             "file."
         )
     return path
@@ -149,7 +149,7 @@ class FvpEngine(Engine):
         self.serial.put(printed)
         if not printed and code:
             raise EmulatorError(
-                f"{name} ended with status {code}, and the firmware printed nothing. Output: {printed_by_fvp[-1000:].strip()}"
+                f"{name} exited with status {code}, and the firmware printed nothing. Output: {printed_by_fvp[-1000:].strip()}"
             )
         for line in printed_by_fvp.splitlines():
             if line.startswith(("Warning", "Error")):

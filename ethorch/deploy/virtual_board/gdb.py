@@ -56,7 +56,7 @@ class Gdb:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
+            raise EmulatorError(f"the connection to QEMU's GDB stub was lost: {error}.") from None
 
     def poll(self) -> Stop | None:
         """Return the stop reason if one was received, otherwise None. The socket must be readable."""
@@ -70,7 +70,7 @@ class Gdb:
             if packet is not None:
                 return packet
             if time.monotonic() > deadline:
-                raise EmulatorError(f"QEMU's debug connection timed out after {_SECONDS:g} seconds.")
+                raise EmulatorError(f"QEMU's GDB stub did not respond within {_SECONDS:g} seconds.")
             self._fill()
 
     def _fill(self) -> None:
@@ -79,9 +79,9 @@ class Gdb:
         except TimeoutError:
             return
         except OSError as error:
-            raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
+            raise EmulatorError(f"the connection to QEMU's GDB stub was lost: {error}.") from None
         if not data:
-            raise EmulatorError("QEMU exited and closed its debug connection.")
+            raise EmulatorError("QEMU exited and closed the connection to its GDB stub.")
         self._buffer += data
 
     def _packet(self) -> str | None:
@@ -125,7 +125,7 @@ class Gdb:
 
     def _right(self, answer: str, request: str) -> str:
         if not answer or (answer[0] == "E" and len(answer) == 3):
-            raise EmulatorError(f"QEMU's debug connection returned {answer!r} for {request!r}. Use QEMU 7.2, the tested version.")
+            raise EmulatorError(f"QEMU's GDB stub returned {answer!r} for packet {request!r}. Use QEMU 7.2, the tested version.")
         return answer
 
 

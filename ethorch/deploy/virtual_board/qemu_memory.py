@@ -36,10 +36,10 @@ class Qtest:
                     return answer[3:]
                 if not answer.startswith("IRQ"):
                     raise EmulatorError(
-                        f"QEMU's test interface returned {answer!r} for {line[:40]!r}. Use QEMU 7.2, the tested version."
+                        f"QEMU's qtest interface returned {answer!r} for command {line[:40]!r}. Use QEMU 7.2, the tested version."
                     )
         except OSError as error:
-            raise EmulatorError(f"QEMU's test interface was lost: {error}.") from None
+            raise EmulatorError(f"the connection to QEMU's qtest interface was lost: {error}.") from None
 
     def read(self, address: int, size: int) -> bytes:
         return base64.b64decode(self.ask(f"b64read {address:#x} {size:#x}"))

@@ -106,7 +106,8 @@ def _fast(board: Board, slot: NpuSlot) -> Memory:
     writable = [m for m in board.memories if m.writable and "sram" in m.npu_ports]
     if not writable:
         raise BoardError(
-            f"board {board.name}: the NPU cannot write to any memory. Set npu_ports = ['sram'] for a memory of kind sram or dram."
+            f"board {board.name}: expected a writable memory on the NPU port sram, got none. "
+            "Set npu_ports = ['sram'] for an SRAM or DRAM."
         )
     return max(writable, key=lambda m: (m.kind == "sram", m.size_bytes))
 

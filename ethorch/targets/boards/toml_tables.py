@@ -39,7 +39,7 @@ def integer(low: int, high: int, what: str = "") -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             limits = (f"{low:#x}", f"{high:#x}") if high > 1 << 16 else (str(low), str(high))
-            raise ValueError(f"an integer {limits[0]}..{limits[1]}{what}")
+            raise ValueError(f"an integer in {limits[0]}..{limits[1]}{what}")
         return value
 
     return check
@@ -55,7 +55,7 @@ def positive(value: Any) -> float:
 def not_negative(value: Any) -> float:
     """Check that the value is a nonnegative number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise ValueError("a number of at least 0 and below 1e15")
+        raise ValueError("a nonnegative number below 1e15")
     return float(value)
 
 
@@ -95,7 +95,7 @@ def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any,
         except ValueError as error:
             raise ValueError(f"a list in which each element is {error}") from None
         if len(set(checked)) != len(checked):
-            raise ValueError("a list without repetitions")
+            raise ValueError("a list without repeated values")
         return checked
 
     return check

@@ -98,7 +98,7 @@ def test_doctor_looks_for_them(probe: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_board_that_has_no_fvp() -> None:
-    with pytest.raises(EmulatorError, match="board generic has no FVP for an Ethos-U55"):
+    with pytest.raises(EmulatorError, match="board generic has no FVP for Ethos-U55"):
         fvp.find_command(boards.load("generic"), "u55")
 
 
@@ -109,7 +109,7 @@ def test_what_an_fvp_cannot_do(probe: Path) -> None:
 
 def test_an_fvp_that_does_not_start_says_why(probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "FVP_Corstone_SSE-300_Ethos-U55", 'print("no licence"); sys.exit(3)')
-    with pytest.raises(EmulatorError, match=r"(?s)ended with status 3.*no licence"):
+    with pytest.raises(EmulatorError, match=r"(?s)exited with status 3.*no licence"):
         virtual_board.run(probe, backend="fvp")
 
 

@@ -116,7 +116,7 @@ WRONG = {
         "constants: found 'rom'; expected one of bram",
     ),
     "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "that the NPU can write"),
-    "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repetitions"),
+    "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repeated values"),
 }
 
 
