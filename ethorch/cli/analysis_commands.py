@@ -265,7 +265,7 @@ def read_methods(source: str, choices: options.Choices, method: str | None = Non
     from ethorch.report.program_data import is_program_data, read_methods_data
 
     if not is_program_data(source) and not sources.is_program(source):
-        raise SpecError(f"expected a .json printed by --json, a saved folder, or a .pte; got {source}.")
+        raise SpecError(f"expected JSON printed by --json, a saved folder, or a .pte; got {source}.")
     if method is not None:
         return {method: read_data(source, choices, method) or {}}
     if is_program_data(source):
@@ -285,7 +285,10 @@ def _compare_builds(
     if output is not None:
         kind = _format(output, format)
         if kind not in ("md", "json"):
-            raise EthorchError(f"--output: a comparison of builds requires .md or .json, got {output}.")
+            raise EthorchError(
+                f"--output: expected format md or json for a comparison of builds, got {kind}. "
+                "Use the suffix .md or .json."
+            )
         check_output(output)
         write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
 

@@ -133,7 +133,7 @@ class MemoryReport:
         for component in self.components:
             if component.name == name:
                 return component
-        raise EthorchError(f"expected a component ({', '.join(part.name for part in self.components)}), got {name!r}.")
+        raise EthorchError(f"expected one of the components {', '.join(part.name for part in self.components)}, got {name!r}.")
 
     def alive(self, region: str, layer: int) -> tuple[TensorPlace, ...]:
         """Return the tensors of a region that are alive during a layer, largest first."""
@@ -254,7 +254,8 @@ class MemoryReport:
             check_types(tensor)
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
                 raise FormatError(
-                    f"tensor {tensor.name!r:.60}: expected a lifetime that does not end before it begins, and a nonnegative size."
+                    f"tensor {tensor.name!r:.60}: expected 0 <= first <= last, begins <= ends and size_bytes >= 0, got first={tensor.first}, "
+                    f"last={tensor.last}, begins={tensor.begins}, ends={tensor.ends}, size_bytes={tensor.size_bytes}."
                 )
         return report
 

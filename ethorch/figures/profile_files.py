@@ -136,7 +136,7 @@ def _read_json(path: Path, text: str, measurements: Measurements) -> None:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {error}.") from None
     if not isinstance(data, dict) or not data:
-        raise FormatError(f"{path}: expected a JSON object {{offset: count}} with at least one entry.")
+        raise FormatError(f"{path}: expected a JSON object {{offset: count}} with at least one entry, got an empty object.")
     for key, value in data.items():
         _add_sample(
             measurements, f"{path}, entry {key[:_MAX_QUOTE]!r}", None, key, value if isinstance(value, int) else repr(value)

@@ -340,7 +340,8 @@ def adapt_model(
     has_own_attention = not _has_replaceable_attention(model)
     if has_own_attention and config.is_encoder_decoder:
         raise EthorchError(
-            f"{type(model).__name__} does not support custom attention implementations, which encoder-decoders require."
+            f"{type(model).__name__} does not support custom attention implementations, which ethorch requires for "
+            "encoder-decoder models."
         )
     model.set_attn_implementation("eager" if has_own_attention else _ATTENTION)  # type: ignore[operator]
     limit = getattr(text, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
@@ -350,7 +351,8 @@ def adapt_model(
     if config.is_encoder_decoder:
         if source is None:
             raise EthorchError(
-                f"{type(model).__name__}: expected a source, got none. Pass an example as source. All sources must have its shape."
+                f"source: expected an example of the encoder input of {type(model).__name__}, got None. "
+                "All encoder inputs must have the shape of the example."
             )
         name: Any = model.main_input_name
         filled_cache = _fill_cache(model, {name: source, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)})

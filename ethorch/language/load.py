@@ -85,8 +85,8 @@ def language_model(
         prompt = min(prompt, context)
         if prompt and not arguments.generate_full_logits:
             raise EthorchError(
-                "prefill: expected a transformer that returns the logits of all rows, got one that returns the last row. Use "
-                "ModelArgs(generate_full_logits=True)."
+                "prefill: expected a transformer that returns the logits of all positions, got one that returns only the last "
+                "position. Use ModelArgs(generate_full_logits=True)."
             )
     elif len(inspect.signature(model.forward).parameters) >= 2:
         decoder = _Plain(model)

@@ -127,10 +127,10 @@ class LanguageModel:
             EthorchError: ``ids`` is empty, or has more tokens than the context, or fewer tokens than an encoder-decoder's prefill.
         """
         if not 0 < len(ids) <= self.context:
-            raise EthorchError(f"expected a session of 1 to {self.context} tokens (the context), got {len(ids)}.")
+            raise EthorchError(f"expected 1 to {self.context} tokens (the context length), got {len(ids)}.")
         read = self.prompt if self.prompt and (len(ids) > self.prompt or self.source is not None) else 0
         if read > len(ids):
-            raise EthorchError(f"expected a session of at least {read} tokens (the size of the prefill method), got {len(ids)}.")
+            raise EthorchError(f"expected at least {read} tokens (the size of the prefill method), got {len(ids)}.")
         calls: Session = []
         sources = () if self.source is None else (self.source if source is None else source,)
         if read:

@@ -112,8 +112,8 @@ class Speaker:
         shapes = [tensor.shape for tensor in decode.inputs]
         if shapes != [(1, 1), (1,)]:
             raise EthorchError(
-                f"expected a decode method with inputs of shapes (1, 1) and (1,), got {record_of(decode).method} with the shapes "
-                f"{', '.join(str(shape) for shape in shapes)}. Use ethorch.language.language_model."
+                f"expected a decode method with inputs of shapes (1, 1) and (1,), got method {record_of(decode).method!r} with the "
+                f"shapes {', '.join(str(shape) for shape in shapes)}. Use ethorch.language.language_model."
             )
         if prefill is not None and len(prefill.inputs) != 3 + (source is not None):
             raise EthorchError(
@@ -125,7 +125,9 @@ class Speaker:
         if context is None:
             extents = [set(value.shape) for value in states(decode).values()]
             if not extents or max(set.intersection(*extents)) < 2:
-                raise EthorchError("the context is unknown, because no caches of the program determine it. Pass it as context.")
+                raise EthorchError(
+                    "the context length cannot be determined from the shapes of the program's buffers. Pass it as context."
+                )
             context = max(set.intersection(*extents))
         for name, value in states(decode).items():
             if len(value.shape) > 1 and max(value.shape) < context:
@@ -157,7 +159,7 @@ class Speaker:
             raise EthorchError(f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the model.")
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"expected at least one token, and at most {self.context - self.position} (the rest of the context), got "
+                f"expected at least one token, and at most {self.context - self.position} (the free positions of the context), got "
                 f"{len(ids)}."
             )
         logits: Any = None

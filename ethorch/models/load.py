@@ -312,7 +312,8 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
             raise EthorchError(f"expected a non-empty string as the name of a method, e.g. 'decode', got {name!r}.")
         if name not in models:
             raise EthorchError(
-                f"expected example inputs for the methods {', '.join(map(repr, models))}, got {name!r}, which has no model."
+                f"expected example inputs for the methods {', '.join(map(repr, models))}, got example inputs for "
+                f"{name!r}, which has no model."
             )
     user_models = {}
     for name, model in models.items():
@@ -340,7 +341,7 @@ def _read_sessions(models: Mapping[str, UserModel], calls_by_session: Any) -> li
                 raise EthorchError(f"{place}: expected (method name, inputs), got {type(call).__name__}.")
             name, inputs = call
             if name not in models:
-                raise EthorchError(f"{place}: expected a method ({', '.join(map(repr, models))}), got {name!r}.")
+                raise EthorchError(f"{place}: expected one of the methods {', '.join(map(repr, models))}, got {name!r}.")
             user = models[name]
             keywords = user.module.names if isinstance(user.module, KeywordInputs) else ()
             samples = list(read_samples([inputs], user.example_inputs, keywords=keywords, kind=f"{place} ({name!r}), sample"))

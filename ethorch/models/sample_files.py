@@ -36,7 +36,7 @@ def read(path: Path, shapes: Shapes) -> Any:
     """
     reader = FORMATS.get(path.suffix.lower())
     if reader is None:
-        raise EthorchError(f"{path}: expected a sample file with suffix {', '.join(FORMATS)}.")
+        raise EthorchError(f"{path}: expected a sample file with one of the suffixes {', '.join(FORMATS)}.")
     try:
         return reader(path, shapes)
     except EthorchError:
@@ -89,7 +89,7 @@ def _read_wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     with wave.open(str(path), "rb") as file:
         width, channels, data = file.getsampwidth(), file.getnchannels(), file.readframes(file.getnframes())
     if width not in (1, 2, 4):
-        raise EthorchError(f"{path}: expected samples of 8, 16 or 32 bits, got {8 * width}.")
+        raise EthorchError(f"{path}: expected a WAV file with 8, 16 or 32 bits per sample, got {8 * width} bits.")
     codes = np.frombuffer(data, {1: "u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float64)
     values = (codes - 128) / 128 if width == 1 else codes / 2.0 ** (8 * width - 1)
     sound = values.astype(np.float32).reshape(-1, channels).T

@@ -68,7 +68,7 @@ def _load_hugging_face(folder: str) -> ModelAndInputs:
     path = Path(folder) / "config.json"
     names = read_json(path, SAVE_AGAIN).get("architectures") or ["AutoModel"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"{path}: expected a list of class names for architectures, got {shorten(names)}. {SAVE_AGAIN}")
+        raise FormatError(f"{path}: expected architectures to be a list of class names, got {shorten(names)}. {SAVE_AGAIN}")
     torchvision_models(needed=False)
     transformers = _import_package("transformers")
     kind = getattr(transformers, names[0], None)
@@ -117,8 +117,8 @@ def _create_inputs(model: Any) -> Mapping[str, Any]:
         shape = (1, getattr(config, "num_channels", 3), *(size if isinstance(size, (list, tuple)) else (size, size)))
         if len(shape) != 4 or not all(type(extent) is int and 0 < extent <= _LARGEST_IMAGE for extent in shape):
             raise FormatError(
-                f"config.json of {type(model).__name__}: expected integers from 1 to {_LARGEST_IMAGE}, got image_size "
-                f"{shorten(size)} and num_channels {shorten(shape[1])}. {SAVE_AGAIN}"
+                f"config.json of {type(model).__name__}: expected integers from 1 to {_LARGEST_IMAGE} as image_size and "
+                f"num_channels, got {shorten(size)} and {shorten(shape[1])}. {SAVE_AGAIN}"
             )
         return {name: create_example_input(shape)}
     raise EthorchError(

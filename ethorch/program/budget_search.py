@@ -93,8 +93,8 @@ def _warn_of_trades(first: Record, best: Record) -> None:
         worse.append(f"time {first.milliseconds:.3f} to {best.milliseconds:.3f} ms")
     if worse:
         logger.warning(
-            "a budget is exceeded. The closest program found has worse figures than the program compiled with the original "
-            "settings: %s. Raise or remove the exceeded budgets to keep the original settings. [budget.traded]",
+            "no program within the budgets was found. The program closest to the budgets has worse figures than the program with "
+            "the original settings: %s. Raise or remove the exceeded budgets to keep the original settings. [budget.traded]",
             ", ".join(worse),
         )
 

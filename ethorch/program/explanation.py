@@ -31,13 +31,13 @@ AT_THE_ENDS = Reason(
 BETWEEN_SIDES = Reason("io.between", "the operator converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an NPU operation reads both old and new bytes of the buffer, so the buffer is copied in each call",
+    "an NPU operation reads bytes of the buffer from before and after its update, so the buffer is copied in each call",
     "No change is necessary. Results are not affected, and the copy takes about half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
     "ExecuTorch wrote the program and stored the buffer in memory that is shared with temporary tensors",
-    "Remove or delegate the operators that ethorch's writer refused (see `explain`), so that the buffer has separate memory.",
+    "Remove or delegate the operators that ethorch's .pte writer does not support. `Program.explain` lists them.",
 )
 
 

@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
         raise EthorchError(f"cannot write {path}: expected a file, got a folder. Remove the folder, or use another path.")
     if not path.suffix and path.is_file():
         raise EthorchError(
-            f"cannot write {path}: expected a folder, got a file. Use a suffix of {', '.join(ENDINGS)} to write a file."
+            f"cannot write {path}: expected a folder, got a file. Use one of the suffixes {', '.join(ENDINGS)} to write a file."
         )
     check_folder(path)
 

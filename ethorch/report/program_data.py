@@ -56,7 +56,7 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
     if not isinstance(others, dict) or not all(isinstance(values, dict) for values in others.values()):
         raise FormatError(f"{file}: expected an object for each method in {OTHERS}, got {others!r:.60}.")
     if not isinstance(method := data.get("method"), str | None):
-        raise FormatError(f"{file}: expected a name as method, got {method!r:.60}.")
+        raise FormatError(f"{file}: expected a string or null as 'method', got {method!r:.60}.")
     return {method: data, **{name: {**data, **values} for name, values in others.items()}}
 
 

@@ -139,7 +139,7 @@ def test_an_earlier_build_of_several_methods(folder: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
-        (["report", "{}/int8", "--baseline", "{}/net.py"], "expected a .json printed by --json", 2),
+        (["report", "{}/int8", "--baseline", "{}/net.py"], "expected JSON printed by --json", 2),
         (["report", "{}/int8", "--baseline", "{}/none.json"], "cannot read", 1),
         (["report", "{}/int8", "--fail-on-regression", "1"], "Use --baseline PROGRAM", 2),
         (["report", "{}/int8", "-o", "{}/x.pdf"], "expected one of the suffixes .trace.json, .html", 2),

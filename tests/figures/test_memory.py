@@ -159,7 +159,7 @@ def test_what_is_not_there_is_named() -> None:
     report = memory(built("on_cpu"))
     with pytest.raises(EthorchError, match=r"known tensors \(arena_1"):
         report.peak_owners("scratch")
-    with pytest.raises(EthorchError, match=r"expected a component .*program"):
+    with pytest.raises(EthorchError, match=r"expected one of the components .*program"):
         report.component("weights")
     with pytest.raises(EthorchError, match="no method 'backward'; it has 'forward'"):
         memory(built("on_cpu"), "backward")

@@ -291,7 +291,7 @@ def test_one_session_is_taken_and_none_too() -> None:
         ),
         (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0: expected"),
         (torch.zeros(1, 6), None, "expected a dict of models and a dict of example inputs"),
-        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "got 'stp', which has no model"),
+        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "got example inputs for 'stp', which has no model"),
         (INPUTS, [[("step", (torch.zeros(1, 6),))]], "no calibration session calls 'steps'"),
         ({**INPUTS, "": (torch.zeros(1, 6),)}, None, "expected a non-empty string as the name of a method"),
     ],

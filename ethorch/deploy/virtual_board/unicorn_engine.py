@@ -113,9 +113,9 @@ class UnicornEngine(Engine):
                 return address
         raise ElfError(
             f"{self.firmware.path} has no vector table. Expected a stack pointer, followed by the entry point "
-            f"{self.firmware.entry:#010x}, at the start of a segment or at {self.board.cpu.vector_table:#010x} (the boot "
-            f"address of board {self.board.name}). Place the vector table at the start of its segment, and make the reset handler the entry "
-            "point."
+            f"{self.firmware.entry:#010x}, at the start of a segment or at {self.board.cpu.vector_table:#010x} (the "
+            f"vector table address of board {self.board.name}). Place the vector table at the start of its segment, and make the "
+            "reset handler the entry point."
         )
 
     def _map_devices(self) -> None:

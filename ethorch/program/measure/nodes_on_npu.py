@@ -40,7 +40,7 @@ from ethorch.vela.delegate import builder_for
 
 Array = npt.NDArray[Any]
 _ON_CPU = Reason(
-    "compare.on_cpu", "the operator runs on the CPU in the program", "`Program.explain` returns the reason and the remedy."
+    "compare.on_cpu", "the program runs the operator on the CPU", "`Program.explain` returns the reason and the remedy."
 )
 
 
