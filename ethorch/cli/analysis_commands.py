@@ -286,8 +286,7 @@ def _compare_builds(
         kind = _format(output, format)
         if kind not in ("md", "json"):
             raise EthorchError(
-                f"--output: expected format md or json for a comparison of builds, got {kind}. "
-                "Use the suffix .md or .json."
+                f"--output: expected format md or json for a comparison of builds, got {kind}. Use the suffix .md or .json."
             )
         check_output(output)
         write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")

@@ -254,8 +254,8 @@ class MemoryReport:
             check_types(tensor)
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
                 raise FormatError(
-                    f"tensor {tensor.name!r:.60}: expected 0 <= first <= last, begins <= ends and size_bytes >= 0, got first={tensor.first}, "
-                    f"last={tensor.last}, begins={tensor.begins}, ends={tensor.ends}, size_bytes={tensor.size_bytes}."
+                    f"tensor {tensor.name!r:.60}: expected 0 <= first <= last, begins <= ends and size_bytes >= 0, got "
+                    f"first={tensor.first}, last={tensor.last}, begins={tensor.begins}, ends={tensor.ends}, size_bytes={tensor.size_bytes}."
                 )
         return report
 

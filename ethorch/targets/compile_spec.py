@@ -285,8 +285,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         ):
             if size is not None and size > largest:
                 raise SpecError(
-                    f"{what} is {size} bytes; expected at most {largest}, the size of the address space of "
-                    f"{self.target.name}."
+                    f"{what} is {size} bytes; expected at most {largest}, the size of the address space of {self.target.name}."
                 )
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):

@@ -71,9 +71,7 @@ def find_command(board: Board, family: str) -> str:
     name = board.fvp.get(family)
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
-        raise EmulatorError(
-            f"board {board.name} has no FVP for Ethos-{family.upper()} (available: {have}). Use backend='unicorn'."
-        )
+        raise EmulatorError(f"board {board.name} has no FVP for Ethos-{family.upper()} (available: {have}). Use backend='unicorn'.")
     return name
 
 
