@@ -255,7 +255,8 @@ class MemoryReport:
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
                 raise FormatError(
                     f"tensor {tensor.name!r:.60}: expected 0 <= first <= last, begins <= ends and size_bytes >= 0, got "
-                    f"first={tensor.first}, last={tensor.last}, begins={tensor.begins}, ends={tensor.ends}, size_bytes={tensor.size_bytes}."
+                    f"first={tensor.first}, last={tensor.last}, begins={tensor.begins}, ends={tensor.ends}, "
+                    f"size_bytes={tensor.size_bytes}."
                 )
         return report
 
