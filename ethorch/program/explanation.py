@@ -31,7 +31,8 @@ AT_THE_ENDS = Reason(
 BETWEEN_SIDES = Reason("io.between", "the operator converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an NPU operation reads bytes of the buffer from before and after its update, so the buffer is copied in each call",
+    "the NPU cannot read the buffer in place, e.g. because an operation reads it together with other bytes, so the buffer "
+    "is copied in each call",
     "No change is necessary. Results are not affected, and the copy takes about half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
