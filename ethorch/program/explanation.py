@@ -38,7 +38,7 @@ STATE_COPIED = Reason(
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
     "ExecuTorch wrote the program and stored the buffer in memory that is shared with temporary tensors",
-    "Remove or delegate the operators that ethorch's .pte writer does not support. `Program.explain` lists them.",
+    "Change the model so that ethorch can write the .pte. `Program.explain` prints the reason, after 'Written by ExecuTorch'.",
 )
 
 
