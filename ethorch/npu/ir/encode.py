@@ -79,7 +79,9 @@ def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
         if all(op.before is not None and (b is None or b.key == op.before) for b, op in zip(earlier, chain, strict=False)):
             blockdeps.update((op.key, op.registers["BLOCKDEP"]) for op in chain)
         else:
-            has_conflict = before is not None and any(_overlap(before.writes, op.reads) for op in chain)
+            has_conflict = before is not None and any(
+                _overlap(before.writes, op.reads) or _overwrites_table(before, op) for op in chain
+            )
             blockdeps.update((op.key, 0 if has_conflict else MOST_BLOCKDEP[op.npu.family]) for op in chain)
         before = chain[-1] if chain else before
     return blockdeps
@@ -117,6 +119,13 @@ def _share_banks(first: Op, second: Op) -> bool:
     transfers = [op for op in (first, second) if op.is_dma]
     is_shared = len(transfers) == 1 and first.npu.name in SHARED_BANKS
     return is_shared and any(run.region == INTERNAL for run in transfers[0].writes)
+
+
+def _overwrites_table(first: Op, second: Op) -> bool:
+    """Return True if the second kernel may use the banks of the first kernel's table for other data."""
+    if first.npu.name not in SHARED_BANKS:
+        return False
+    return any(run.region == INTERNAL for run in first.reads) and not any(run.region == INTERNAL for run in second.reads)
 
 
 def _overlap(first: Sequence[Run], second: Sequence[Run]) -> bool:

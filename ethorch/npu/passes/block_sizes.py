@@ -11,19 +11,24 @@ from ethorch.npu.cycles.hardware import Size
 from ethorch.npu.cycles.model import RatedOperator
 from ethorch.npu.cycles.operators import Operator
 from ethorch.npu.cycles.work import volume
+from ethorch.npu.feature_map import BRICK
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
 from ethorch.npu.registers import U85
 from ethorch.npu.verify import blocks_u85, check_operation, collect_forms, shram
-from ethorch.npu.verify.blockdep import MOST_BLOCKDEP, largest_blockdep
+from ethorch.npu.verify.blockdep import largest_blockdep
 from ethorch.npu.verify.instruction import describe
 
 _WORTH = 0.99  # maximum cycles of an operator, relative to its current cycles
 _SIMILAR = 1.02  # cycles up to which a larger block is preferred, because the cycle model ignores the start of a block
 _MOST_TRIES = 100  # blocks of one operator that are checked
 _PARTS = 4  # of one axis
-_FIXED = ("NPU_OP_RESIZE",)
+_AXES = ("HEIGHT", "WIDTH", "DEPTH")
+#: Values of registers besides 0 with which Vela restricts the block in ways that the verifier does not check.
+_RESTRICTING = (
+    "ACC_FORMAT.input", "ACC_FORMAT.output", "IFM_UPSCALE", "OFM_PRECISION.reverse",
+)  # fmt: skip
 
 Blocks = Mapping[int, Op]  # changed kernels by position
 Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -54,7 +59,7 @@ class _Search:
             return {}
         kernels = [self.stream.ops[position] for position in positions]
         sizes = {shram.block_size(describe(kernel)) for kernel in kernels}
-        if len(sizes) > 1 or any(kernel.name in _FIXED for kernel in kernels):
+        if len(sizes) > 1 or any(_has_fixed_block(kernel) for kernel in kernels):
             return {}
         (current,) = sizes
         axes = _list_axes(kernels, current)
@@ -67,7 +72,9 @@ class _Search:
 
     def _choose(self, operator: Operator, kernels: Sequence[Op], positions: Sequence[int], axes: Axes) -> Size | None:
         most = _WORTH * self._rate(operator)
-        rated = ((self._rate(_with_block(operator, block)), block) for block in product(*axes))
+        largest = volume(operator.works[0].block)
+        blocks = [block for block in product(*axes) if volume(block) <= largest]
+        rated = ((self._rate(_with_block(operator, block)), block) for block in blocks)
         faster = sorted((cycles, -volume(block), block) for cycles, block in rated if cycles <= most)
         legal = (each for each in faster[:_MOST_TRIES] if self._set_block(kernels, positions, each[2]))
         best = next(legal, None)
@@ -91,7 +98,11 @@ class _Search:
         return changed
 
 
-_AXES = ("HEIGHT", "WIDTH", "DEPTH")
+def _has_fixed_block(op: Op) -> bool:
+    values, facts = op.values, describe(op)
+    if op.name == "NPU_OP_RESIZE" or facts.mode == "NONE" or any(values.get(name) for name in _RESTRICTING):
+        return True
+    return bool(values.get("OFM_PRECISION.transpose")) and bool(values["OFM_PRECISION.format"])
 
 
 def _with_block(operator: Operator, block: Size) -> Operator:
@@ -104,6 +115,7 @@ def _list_axes(kernels: Sequence[Op], current: Size) -> Axes:
     rules = blocks_u85 if facts.npu.family == U85 else shram
     ofm = [max(describe(kernel).values[f"OFM_{axis}"] for kernel in kernels) for axis in _AXES]
     heights, widths, depths = map(_divide, ofm, rules.block_units(facts), rules.largest_block(facts))
+    depths = tuple(depth for depth in depths if depth >= ofm[2] or depth % BRICK == 0)  # blocks start at the start of a brick
     has_weights = any(kernel.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE") for kernel in kernels)
     return heights, widths, (current[2],) if has_weights else depths
 
@@ -141,7 +153,7 @@ def _update_blockdeps(ops: Sequence[Op], changes: Blocks) -> list[Op]:
         changed_before, is_changed = is_changed, any(at in changes for at, _ in chain) if kernels else is_changed
         if before is not None and kernels and (changed_before or is_changed):
             first = describe(before)
-            most = min([MOST_BLOCKDEP[before.npu.family], *(largest_blockdep(first, describe(op)) for op in kernels)])
+            most = min(largest_blockdep(first, describe(op)) for op in kernels)
             chain = [(at, op if op.is_dma else op.copy(BLOCKDEP=most)) for at, op in chain]
         result += [op for _, op in chain]
         position += len(group)

@@ -43,7 +43,12 @@ def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Fact
 
 
 def largest_blockdep(first: Facts, second: Facts) -> int:
-    """Return the largest BLOCKDEP with which ``second`` reads no bytes that unfinished blocks of ``first`` write."""
+    """Return the largest BLOCKDEP with which ``second`` reads no bytes that unfinished blocks of ``first`` write.
+
+    On NPUs whose tables share SHRAM with other data, ``second`` must also not overwrite the table of ``first``.
+    """
+    if shram.tables_share_banks(first.npu) and first.table is not None and second.table is None:
+        return 0
     most = MOST_BLOCKDEP[second.npu.family]
     assert first.prepared is not None and second.prepared is not None
     written = [access for access in first.prepared.writes if isinstance(access, FeatureMap) and access.in_memory]

@@ -29,7 +29,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Facts:
-    """The registers and accesses of an operation. Equal operations share an instance."""
+    """The registers and accesses of an operation. Copies of an operation share it."""
 
     name: str
     title: str

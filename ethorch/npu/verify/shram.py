@@ -20,6 +20,7 @@ OUTPUT_BANKS = 2  # reserved at the start
 TABLE_BANKS = 2  # at the end, if tables are in use or always (``Shram.reserves_tables``)
 MOST_BLOCK = (32, 64, 128)  # height, width, depth
 MOST_SUBKERNEL = 8  # rows or columns of a kernel that is processed at a time
+SPLIT_DEPTH = 16  # channels to which the depth of a block that splits the OFM is rounded
 IFM_DEPTH_UNIT = 8
 I40 = 1  # ACC_FORMAT.format
 UPSCALE_NEAREST = 1
@@ -59,6 +60,9 @@ class Layout:
 
 def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
     values, block = facts.values, block_size(facts)
+    if block[2] < values["OFM_DEPTH"] and block[2] % SPLIT_DEPTH:
+        yield reject(facts, index, "block", "OFM_BLK_DEPTH", block[2], f"multiples of {SPLIT_DEPTH}, or at least the OFM depth")
+        return
     limits = zip(("HEIGHT", "WIDTH", "DEPTH"), block, block_units(facts), largest_block(facts), strict=True)
     for axis, size, unit, most in limits:
         if size % unit or size > most:
@@ -152,7 +156,7 @@ def _reads_map(facts: Facts) -> bool:
         return False
     assert facts.prepared is not None
     maps = [access for access in facts.prepared.maps if access.name == "IFM2"]
-    return any(access.elements > 1 for access in maps)
+    return any(access.elements > 1 or access.dtype.itemsize > 2 for access in maps)
 
 
 def ifm_block(facts: Facts, shram: Shram) -> tuple[int, int, int]:

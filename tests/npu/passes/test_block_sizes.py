@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from ethorch.npu.ir import Op, Stream, decode
@@ -50,7 +51,9 @@ def test_other_blocks_save_cycles_and_change_no_byte(network: str, target: str) 
     assert changed and context.rate(after) < context.rate(before)
     for a, b in changed:
         assert block_of(a)[2] == block_of(b)[2] or a.name not in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE")
-        assert a.registers.get("ACC_FORMAT") == b.registers.get("ACC_FORMAT")
+        height, width, depth = block_of(b)
+        assert height * width * depth <= np.prod(block_of(a))
+        assert depth % 16 == 0 or depth >= b.values["OFM_DEPTH"]
     listing = list_instructions(after)
     expected = run(decode_instructions(case.payload), case.image, 0)
     assert expected is not None
@@ -65,7 +68,18 @@ def test_blockdep_follows_the_blocks(target: str) -> None:
     blockdeps = [(b.values["BLOCKDEP"], largest_blockdep(describe(a), describe(b))) for a, b in pairs]
     assert all(blockdep <= largest for blockdep, largest in blockdeps)
     assert any(blockdep > 0 for blockdep, _ in blockdeps)
-    assert {op.values["BLOCKDEP"] for op in before.ops if not op.is_dma} & {blockdep for blockdep, _ in blockdeps}
+    assert any(block_of(a) != block_of(b) for a, b in zip(before.ops, after.ops, strict=True) if not a.is_dma)
+
+
+def test_kernels_whose_block_vela_restricts_stay() -> None:
+    stream = decode((case := compile_case("attention", "ethos-u85-256")).payload, case.image)
+    context = Context(read_rates("ethos-u85-256"))
+    changed = block_sizes.run(stream, context)
+    assert changed is not None
+    position = next(n for n, (a, b) in enumerate(zip(stream.ops, changed.ops, strict=True)) if block_of(a) != block_of(b))
+    kernel = stream.ops[position]
+    for registers in ({"IFM_UPSCALE": 1}, {"ACC_FORMAT": kernel.registers["ACC_FORMAT"] | 1 << 4}):
+        assert block_sizes._has_fixed_block(kernel.copy(**registers)) and not block_sizes._has_fixed_block(kernel)
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])

@@ -12,7 +12,7 @@ import pytest
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, decode, encode
 from ethorch.npu.ir.encode import has_conflict
-from ethorch.npu.verify import shram, verify
+from ethorch.npu.verify import blocks_u85, shram, verify
 from ethorch.npu.verify.blockdep import MOST_BLOCKDEP, Box, _ifm_job, largest_blockdep, list_jobs
 from ethorch.npu.verify.instruction import describe
 from tests.npu.verify.streams import compile_case
@@ -100,6 +100,26 @@ def test_unused_channels_of_bricks_are_not_read() -> None:
     for base, largest in ((48, 0), (56, 3)):
         second = with_layouts(pool, (1, 8, 4, 40, 5, base), (1, 8, 4, 32, 4, 1 << 17))
         assert largest_blockdep(describe(first), describe(second)) == largest
+
+
+@pytest.mark.parametrize(("target", "largest"), [("ethos-u55-32", 0), ("ethos-u55-128", 3)])
+def test_a_kernel_without_a_table_may_overwrite_tables(target: str, largest: int) -> None:
+    kernels = [op for op in decode(compile_case("blocks", target).payload).ops if not op.is_dma]
+    first = next(op for op in kernels if describe(op).table is not None)
+    second = next(op for op in kernels if op.name == "NPU_OP_CONV" and describe(op).table is None)
+    apart = second.copy(IFM_BASE0=1 << 20)
+    assert largest_blockdep(describe(first), describe(apart)) == largest
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_blocks_start_at_bricks(target: str) -> None:
+    kernels = [op for op in decode(compile_case("blocks", target).payload).ops if not op.is_dma]
+    kernel = next(op for op in kernels if describe(op).values["OFM_DEPTH"] > 16 and op.name != "NPU_OP_RESIZE")
+    rules = blocks_u85 if target == "ethos-u85-256" else shram
+    for depth, is_legal in ((8, False), (16, True), (24, False)):
+        facts = describe(kernel.copy(OFM_BLK_DEPTH_M1=depth - 1))
+        found = [each for each in rules.check_block(facts, 0) if each.rule == "block"]
+        assert not found if is_legal else found
 
 
 def test_a_chain_waits_for_what_its_later_kernels_read() -> None:
