@@ -278,11 +278,11 @@ def test_one_session_is_taken_and_none_too() -> None:
     ("inputs", "calibration", "words"),
     [
         ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
-        ({**INPUTS, "other": ()}, None, "expected example inputs for the methods 'steps', 'step', got 'other'"),
+        ({**INPUTS, "other": ()}, None, "expected example inputs for the methods 'steps', 'step', got example inputs for 'other'"),
         (
             INPUTS,
             [[("jump", (torch.zeros(1, 6),))]],
-            r"call 0 of calibration session 0: expected a method \('steps', 'step'\), got 'jump'",
+            r"call 0 of calibration session 0: expected one of the methods 'steps', 'step', got 'jump'",
         ),
         (
             INPUTS,
