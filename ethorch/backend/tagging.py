@@ -18,7 +18,7 @@ def is_plumbing(node: Node) -> bool:
 
 
 def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
-    """Return the nodes in ``among`` that depend only on constants. Delegates fold these nodes."""
+    """Return the nodes in ``among`` that depend only on constants. The lowering folds these nodes."""
     constants = constants_of(program)
     folded: set[Node] = set()
     for node in program.graph.nodes:

@@ -121,10 +121,11 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read ``ids`` from the start: at most one call of each prefill, longest first, and then ``decode``.
+        """Return the calls that read ``ids``: at most one of each prefill method, longest first, and then calls of ``decode``.
 
         Raises:
-            EthorchError: ``ids`` is empty, or has more tokens than the context, or fewer tokens than an encoder-decoder's prefill.
+            EthorchError: ``ids`` is empty, or has more tokens than the context, or has fewer tokens than the prefill method of an
+                encoder-decoder reads.
         """
         if not 0 < len(ids) <= self.context:
             raise EthorchError(f"expected 1 to {self.context} tokens (the context length), got {len(ids)}.")

@@ -192,7 +192,7 @@ class Walk(Frame):
         return source if index == 0 else OnCpu(node)
 
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator. A pointwise operator on one quantized tensor becomes a chain."""
+        """Lower an operator on integers. A pointwise operator on one quantized tensor starts or continues a ``PointwiseChain``."""
         name = op_name(node.target)
         args, kwargs = self.arguments(node)
         tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]

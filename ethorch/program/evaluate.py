@@ -118,7 +118,7 @@ def evaluate(
 ) -> Evaluation:
     """Run a data set on the simulated NPU and compute metrics.
 
-    The float model and the fake-quantized model, if known, also run the samples. With the float model, the figures include
+    The float and fake-quantized models, if available, are run as well. With the float model, the figures include
     ``sqnr_db`` and ``agreement`` (share of samples with the same argmax of the first output). If the program has state, the samples
     are run as one sequence that starts with the initial state.
 

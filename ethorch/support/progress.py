@@ -15,7 +15,7 @@ Step = Callable[[], None]
 
 
 class Listener(Protocol):
-    """A receiver of progress. Calls come from one thread and are properly nested."""
+    """A listener for stages. Its methods are called from one thread, and the stages are properly nested."""
 
     def begin(self, name: str, total: int | None) -> None:
         """Begin a stage with ``total`` steps. ``total`` is None if the number is unknown."""

@@ -167,9 +167,7 @@ def mixed_precision(
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
-        raise QuantizationError(
-            "mixed_precision.no_target", "expected a target or a budget, got neither. Set target_sqnr_db, max_cycles, or both"
-        )
+        raise QuantizationError("mixed_precision.no_target", "expected target_sqnr_db or max_cycles, got neither.")
     if to not in ("int16", "float"):
         raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")
     if not samples:

@@ -111,8 +111,8 @@ def export_module(
         if _is_data_dependent(error):
             raise UserCodeError(
                 f"the model's control flow depends on tensor values{at(error)}, but torch.export supports only one path. Compute "
-                "both paths and select a result with torch.where, or use torch.cond. A number read from a tensor (with "
-                "item(), int() or a mask index) must be constant."
+                "both paths and select a result with torch.where, or use torch.cond. Numbers that item() or int() "
+                "reads from a tensor, and masks used as indices, must be constant."
             ) from error
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{_remedy(error)}") from error
 

@@ -233,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). If x is 0 or negative, its logarithm saturates. The error bound permits three roundings."""
+    """out = x ** y = exp(y * log(x)). If x is 0 or negative, its logarithm saturates. The error bound covers three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

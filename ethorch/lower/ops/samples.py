@@ -76,7 +76,7 @@ class Sample:
         object.__setattr__(self, "kwargs", kwargs)
 
     def of(self, overload: str) -> Sample:
-        """Return a copy of this sample that calls ``overload``, another name of the operator."""
+        """Return a copy of this sample that calls ``overload``, another ATen name of the operator."""
         sample = Sample(*self.args, **self.kwargs)
         object.__setattr__(sample, "overload", overload)
         return sample

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ethorch.npu.arithmetic import ceil_div, round_up
+from ethorch.npu.feature_map import BRICK
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.passes.attention.blocks import MOST_DEPTH, Block, list_blocks
 from ethorch.npu.passes.attention.kernels import Constants, Emitter
@@ -103,7 +104,7 @@ def _list_blocks(npu: Npu, product: Product, piece: int, has_taps: bool) -> Iter
     depth = min(round_up(min(piece, product.columns), unit), MOST_DEPTH)
     depths: tuple[int, ...] = (depth,)
     if has_taps:
-        depths = tuple(sorted({depth, *(size for size in _EXTENTS if size % unit == 0 and size <= depth)}))
+        depths = tuple(sorted({depth, *(size for size in _EXTENTS if size % unit == size % BRICK == 0 and size <= depth)}))
     taps = product.depth // IFM_BLOCK if has_taps else 1
     for block in list_blocks(npu, product.rows, depths, taps, min(product.depth, IFM_BLOCK)):
         if block.size[1] in _EXTENTS or block.size[1] >= product.rows:
