@@ -35,10 +35,7 @@ _CHECKED = 6  # number of compared tokens
 
 @dataclass(frozen=True)
 class _Parts:
-    """The cached keys or values, and the new rows of a call, which are not in the cache yet.
-
-    Models pass this object from the cache to the attention function, and read only its shape.
-    """
+    """The cached keys or values, and the new rows of a call. Models read only its shape."""
 
     cached: Tensor
     added: Tensor

@@ -126,7 +126,7 @@ def _map(args: Any, function: Any) -> Any:
 
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
-    # Return True if the leading results of the operator do not depend on the padding.
+    """Return True if the leading results of the operator do not depend on the padding."""
     expected = pytree.tree_leaves(values[node])
     for above in (True, False):
 

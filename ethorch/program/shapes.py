@@ -164,7 +164,7 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
 
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
-    # Return method names with the sizes that distinguish the methods, e.g. ``forward_64``.
+    """Return method names with the sizes that distinguish the methods, e.g. ``forward_64``."""
     columns = list(zip(*([size for shape in input_shapes for size in shape] for input_shapes in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

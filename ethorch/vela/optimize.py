@@ -102,9 +102,9 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map the key of each optimized operation to the key of its original operation.
+    """Map the keys of optimized operations to those of the original operations.
 
-    A new operation maps to the original operation that it replaces, or to the next one if it replaces none.
+    A new operation maps to the operation that it replaces, or to the next one.
     """
     remaining = {op.origin for op in optimized.stream.ops}
     decoded = [op.key for op in optimized.before.ops if op.key in remaining or not find_kernel_copy(op)]
@@ -121,10 +121,7 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
 
 
 def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
-    """Map the key of each original operation to the byte offset of the last operation that replaces it.
-
-    A removed operation maps to the offset of the previous operation.
-    """
+    """Map original operations to the byte offset of their last replacement, or of the previous operation if they were removed."""
     encoded = optimized.encoded.offsets
     last = {origins[op.key]: encoded[op.key] for op in optimized.stream.ops}
     offset, offsets = encoded[optimized.stream.ops[0].key], {}

@@ -53,7 +53,7 @@ class _Ranges:
         return [(start, (writer, number)) for start, _, writer, number in self._table[:, self._overlap(low, high)].T.tolist()]
 
     def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
-        # Adds a range. If it has gaps (``is_whole=False``), it replaces only the ranges that it contains.
+        """Add a range. If it has gaps (``is_whole=False``), it replaces only contained ranges."""
         overlapping = self._overlap(low, high)
         if len(overlapping):
             rows = self._table[:, overlapping]

@@ -122,7 +122,6 @@ def _share_banks(first: Op, second: Op) -> bool:
 
 
 def _overwrites_table(first: Op, second: Op) -> bool:
-    """Return True if the second kernel may use the banks of the first kernel's table for other data."""
     if first.npu.name not in SHARED_BANKS:
         return False
     return any(run.region == INTERNAL for run in first.reads) and not any(run.region == INTERNAL for run in second.reads)

@@ -55,7 +55,6 @@ def find_kernel_copy(op: Op) -> KernelCopy | None:
 
 
 def _preserves(source: FeatureMap, stage: OutputStage, scaling: Scaling | None) -> bool:
-    # Returns True if the output stage preserves each value of the source.
     clamp = stage.activation.clamp
     if source.dtype.itemsize > _WIDEST:
         is_free = clamp is None or (clamp[0] <= source.value_range[0] and source.value_range[1] <= clamp[1])

@@ -11,7 +11,6 @@ from ethorch.npu.cycles.hardware import Size
 from ethorch.npu.cycles.model import RatedOperator
 from ethorch.npu.cycles.operators import Operator
 from ethorch.npu.cycles.work import volume
-from ethorch.npu.feature_map import BRICK
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
@@ -22,15 +21,13 @@ from ethorch.npu.verify.instruction import describe
 
 _WORTH = 0.99  # maximum cycles of an operator, relative to its current cycles
 _SIMILAR = 1.02  # cycles up to which a larger block is preferred, because the cycle model ignores the start of a block
-_MOST_TRIES = 100  # blocks of one operator that are checked
+_MOST_TRIES = 100  # blocks of one operator whose legality is checked
 _PARTS = 4  # of one axis
 _AXES = ("HEIGHT", "WIDTH", "DEPTH")
-#: Values of registers besides 0 with which Vela restricts the block in ways that the verifier does not check.
-_RESTRICTING = (
-    "ACC_FORMAT.input", "ACC_FORMAT.output", "IFM_UPSCALE", "OFM_PRECISION.reverse",
-)  # fmt: skip
+#: Registers whose values other than 0 restrict the block in ways that the verifier does not check.
+_RESTRICTING = ("ACC_FORMAT.input", "ACC_FORMAT.output", "IFM_UPSCALE", "OFM_PRECISION.reverse")
 
-Blocks = Mapping[int, Op]  # changed kernels by position
+Kernels = Mapping[int, Op]  # by position
 Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -52,48 +49,48 @@ class _Search:
         self.forms = collect_forms(map(describe, stream.ops))
         self._chosen: dict[object, Size | None] = {}
 
-    def change_blocks(self, operator: Operator) -> Blocks:
-        """Return the kernels of an operator with the block size that needs the fewest cycles, or an empty dict."""
-        positions = [position for position in operator.positions if not self.stream.ops[position].is_dma]
-        if operator.compound is not None or not operator.works or not positions:
+    def change_blocks(self, operator: Operator) -> Kernels:
+        """Return the kernels of an operator with faster blocks, or an empty dict."""
+        kernels = {position: op for position in operator.positions if not (op := self.stream.ops[position]).is_dma}
+        if operator.compound is not None or not operator.works or any(map(_has_fixed_block, kernels.values())):
             return {}
-        kernels = [self.stream.ops[position] for position in positions]
-        sizes = {shram.block_size(describe(kernel)) for kernel in kernels}
-        if len(sizes) > 1 or any(_has_fixed_block(kernel) for kernel in kernels):
+        sizes = {shram.block_size(describe(kernel)) for kernel in kernels.values()}
+        if len(sizes) != 1:
             return {}
-        (current,) = sizes
-        axes = _list_axes(kernels, current)
+        axes = _list_axes(list(kernels.values()), *sizes)
         weights = tuple(replace(transfer, position=0) for transfer in operator.weights)
-        key = operator.works, operator.last_slice, operator.slices, operator.home, operator.is_shared, weights, axes
+        key = (operator.works, operator.last_slice, operator.slices, operator.home, operator.is_shared, weights, axes)
         if key not in self._chosen:
-            self._chosen[key] = self._choose(operator, kernels, positions, axes)
+            self._chosen[key] = self._choose(operator, kernels, axes)
         block = self._chosen[key]
-        return (self._set_block(kernels, positions, block) if block else None) or {}
+        return {} if block is None else self._set_block(kernels, block)
 
-    def _choose(self, operator: Operator, kernels: Sequence[Op], positions: Sequence[int], axes: Axes) -> Size | None:
-        most = _WORTH * self._rate(operator)
-        largest = volume(operator.works[0].block)
-        blocks = [block for block in product(*axes) if volume(block) <= largest]
-        rated = ((self._rate(_with_block(operator, block)), block) for block in blocks)
-        faster = sorted((cycles, -volume(block), block) for cycles, block in rated if cycles <= most)
-        legal = (each for each in faster[:_MOST_TRIES] if self._set_block(kernels, positions, each[2]))
-        best = next(legal, None)
-        if best is None:
+    def _choose(self, operator: Operator, kernels: Kernels, axes: Axes) -> Size | None:
+        most_cycles, most_elements = _WORTH * self._rate(operator), volume(operator.works[0].block)
+        blocks = [block for block in product(*axes) if volume(block) <= most_elements]
+        cycles = {block: self._rate(_with_block(operator, block)) for block in blocks}
+        faster = sorted((block for block in blocks if cycles[block] <= most_cycles), key=lambda block: (cycles[block], block))
+        fastest = self._find_legal(kernels, faster)
+        if fastest is None:
             return None
-        similar = sorted((-volume(block), block) for cycles, _, block in faster if cycles <= _SIMILAR * best[0])
-        return next((block for _, block in similar[:_MOST_TRIES] if self._set_block(kernels, positions, block)), best[2])
+        similar = [block for block in faster if cycles[block] <= _SIMILAR * cycles[fastest]]
+        return self._find_legal(kernels, sorted(similar, key=lambda block: (-volume(block), block))) or fastest
+
+    def _find_legal(self, kernels: Kernels, blocks: Sequence[Size]) -> Size | None:
+        return next((block for block in blocks[:_MOST_TRIES] if self._set_block(kernels, block)), None)
 
     def _rate(self, operator: Operator) -> int:
         rated = RatedOperator(operator, 0)
         accesses = rated.access_cycles(self.stream.npu, self.context.regions, 0)
         return max([operator.computation.cycles, *accesses.values()])
 
-    def _set_block(self, kernels: Sequence[Op], positions: Sequence[int], block: Size) -> Blocks | None:
+    def _set_block(self, kernels: Kernels, block: Size) -> Kernels:
+        """Return the kernels with a block, or an empty dict if it is illegal."""
         changed = {}
-        for position, kernel in zip(positions, kernels, strict=True):
+        for position, kernel in kernels.items():
             op = _set_layout(kernel.copy(**{f"OFM_BLK_{axis}_M1": n - 1 for axis, n in zip(_AXES, block, strict=True)}))
             if op is None or any(check_operation(describe(op), position, self.stream.image, self.forms)):
-                return None
+                return {}
             changed[position] = op
         return changed
 
@@ -110,14 +107,14 @@ def _with_block(operator: Operator, block: Size) -> Operator:
 
 
 def _list_axes(kernels: Sequence[Op], current: Size) -> Axes:
-    """Return the heights, widths and depths of blocks. Only kernels without weights can change the depth, which weights follow."""
+    """Return the heights, widths and depths of blocks. The order of weights depends on the depth, which is therefore kept."""
     facts = describe(kernels[0])
     rules = blocks_u85 if facts.npu.family == U85 else shram
     ofm = [max(describe(kernel).values[f"OFM_{axis}"] for kernel in kernels) for axis in _AXES]
     heights, widths, depths = map(_divide, ofm, rules.block_units(facts), rules.largest_block(facts))
-    depths = tuple(depth for depth in depths if depth >= ofm[2] or depth % BRICK == 0)  # blocks start at the start of a brick
-    has_weights = any(kernel.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE") for kernel in kernels)
-    return heights, widths, (current[2],) if has_weights else depths
+    if any(kernel.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE") for kernel in kernels):
+        return heights, widths, (current[2],)
+    return heights, widths, tuple(depth for depth in depths if shram.splits_at_bricks(depth, ofm[2]))
 
 
 def _divide(size: int, unit: int, most: int) -> tuple[int, ...]:
@@ -133,29 +130,26 @@ def _set_layout(op: Op) -> Op | None:
     facts = describe(op)
     if facts.prepared is None:
         return None
-    layout = next(iter(shram.find_layouts(facts)), None)
-    if layout is None:
+    layouts = shram.find_layouts(facts)
+    if not layouts:
         return None
+    layout = layouts[0]
     registers = {"AB_START": layout.ab_start, "IFM_IB_END": layout.ib_end}
     if shram.is_binary(facts):
         registers["IFM2_IB_START"] = layout.ib2_start
     return op.copy(**registers)
 
 
-def _update_blockdeps(ops: Sequence[Op], changes: Blocks) -> list[Op]:
-    """Return the operations with changed kernels. BLOCKDEP depends on the blocks of a kernel and of the kernel before it."""
+def _update_blockdeps(ops: Sequence[Op], changes: Kernels) -> list[Op]:
+    """Return the operations with changed kernels, and with BLOCKDEP for the new blocks."""
+    changed, keys = [changes.get(position, op) for position, op in enumerate(ops)], {op.key for op in changes.values()}
     result: list[Op] = []
-    position, is_changed = 0, False
     before: Op | None = None
-    for group in group_chains(ops):
-        chain = [(at, changes.get(at, op)) for at, op in enumerate(group, position)]
-        kernels = [op for _, op in chain if not op.is_dma]
-        changed_before, is_changed = is_changed, any(at in changes for at, _ in chain) if kernels else is_changed
-        if before is not None and kernels and (changed_before or is_changed):
-            first = describe(before)
-            most = min(largest_blockdep(first, describe(op)) for op in kernels)
-            chain = [(at, op if op.is_dma else op.copy(BLOCKDEP=most)) for at, op in chain]
-        result += [op for _, op in chain]
-        position += len(group)
+    for group in group_chains(changed):
+        kernels = [op for op in group if not op.is_dma]
+        if before is not None and any(op.key in keys for op in (before, *kernels)):
+            largest = min((largest_blockdep(describe(before), describe(op)) for op in kernels), default=0)
+            group = [op if op.is_dma else op.copy(BLOCKDEP=largest) for op in group]
+        result += group
         before = kernels[-1] if kernels else before
     return result

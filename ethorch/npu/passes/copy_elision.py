@@ -55,9 +55,9 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Context, most: int) -> Stream | None:
-    """Return the changed stream, or None if it needs ``most`` or more cycles, or exceeds the maximum size of a region.
+    """Return the changed stream, or None if it needs ``most`` or more cycles or exceeds a region.
 
-    Before reallocation, buffers are at their original addresses. Only those with longer lifetimes are at new addresses.
+    Before reallocation, only buffers with longer lifetimes are at new addresses.
     """
     ops = [op for position, op in enumerate(elision.ops) if position not in elision.removed]
     changed = replace(apart.stream, ops=ops)
@@ -87,7 +87,7 @@ class _Read:
     Attributes:
         position: Position of the reader, or ``_HOST``.
         fm: Feature map that is read, or None for a contiguous range.
-        is_only: Whether a single operation wrote all bytes that are read.
+        is_only: Whether a single operation wrote all of them.
     """
 
     position: int
@@ -98,7 +98,7 @@ class _Read:
 class _Elision:
     """The removal of copies from a stream with disjoint segments.
 
-    Each round changes an operation at most once, so that the readers and writers found at its start remain valid.
+    Each round changes an operation at most once, so that traced readers and writers remain valid.
     """
 
     def __init__(self, apart: Separation, removable: Collection[int], forms: frozenset[str]):
@@ -108,7 +108,7 @@ class _Elision:
         self.ops = list(self.stream.ops)
         self.inputs = [list_reads(op, self.regions) for op in self.ops]
         self.outputs = [list_writes(op, self.regions) for op in self.ops]
-        self.chains = [range(end - len(group), end) for group, end in _list_ends(self.ops) for _ in group]
+        self.chains = [range(end - len(group), end) for group, end in _iterate_chains_with_ends(self.ops) for _ in group]
         self.places: set[tuple[int, int]] = set()  # region and address of maps with longer lifetimes
         self.removed: set[int] = set()
         self.comparisons = _MOST_COMPARISONS
@@ -238,7 +238,7 @@ class _Elision:
         return None
 
     def _apply(self, position: int, changes: Iterable[tuple[Op, int, str]]) -> None:
-        # Removes a copy, and replaces each changed operation. ``changes`` names the feature map that changed in it.
+        """Remove a copy. ``changes`` contains each changed operation, its position and its changed feature map."""
         for op, other, name in changes:
             self.places.add((op.registers[f"{name}_REGION"], op.registers[f"{name}_BASE0"]))
             self.ops[other] = op
@@ -249,7 +249,7 @@ class _Elision:
         self.is_traced = False
 
     def _find_overwriting(self, position: int) -> int:
-        # Returns the position of the first later operation that overwrites any byte of a value that the copy reads.
+        """Return the first later position that overwrites bytes of values that a copy reads."""
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
@@ -261,7 +261,7 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        # Returns True if a copy's target is read by the writer's chain, or accessed between this chain and the copy.
+        """Return True if a copy's target is read by the writer's chain, or accessed after it."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]
@@ -275,8 +275,7 @@ def _access_place(place: Place) -> Access:
     return Access(region, (Run("", region, low, low, high),))
 
 
-def _list_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
-    # Yields each chain of operations, with the position after the chain.
+def _iterate_chains_with_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
     end = 0
     for group in group_chains(ops):
         end += len(group)

@@ -136,7 +136,7 @@ class _Tracker:
         return value
 
     def _is_repetition(self, old: Value, new: Value) -> bool:
-        # Returns True if the writers of two values are successive and differ only in input addresses, as in a MATMUL.
+        """Return True if successive writers differ only in input addresses, as in a MATMUL."""
         a, b = old.writer, new.writer
         if a is None or b is None or old.ranges != new.ranges or new.start - old.last > 1:
             return False

@@ -88,7 +88,7 @@ class Schedule:
     def _list_cycles(
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
-        # Returns each operator's cycles, and the cycles of each operator's accesses to constants.
+        """Return each operator's cycles, and its cycles of reading constants."""
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name
@@ -190,7 +190,7 @@ class Schedule:
         return parts
 
     def _find_idle(self, unit: int) -> list[int]:
-        # Returns the cycles of each operator in which no kernel or transfer reads constants, except transfers of ``unit``.
+        """Return each operator's cycles in which only transfers of ``unit`` read constants."""
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
@@ -211,7 +211,7 @@ class Schedule:
         return idle
 
     def _list_loads(self, reads: Sequence[int]) -> list[int]:
-        # Returns the cycles in which constants are read by each operator and the transfers during it.
+        """Return each operator's cycles in which it or concurrent transfers read constants."""
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator

@@ -89,7 +89,7 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
 
 
 def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
-    # Returns the strides of a layout that contains both feature maps, or None. One of them may be a strided slice.
+    """Return the strides of a layout that contains both feature maps, or None. One may be a strided slice."""
     axes = 3 if a.bricks else 2
     pairs = list(zip(a.strides, b.strides, strict=True))
     if (a.bricks, a.dtype.itemsize) != (b.bricks, b.dtype.itemsize) or any(min(pair) <= 0 for pair in pairs[:axes]):

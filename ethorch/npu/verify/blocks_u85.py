@@ -12,7 +12,7 @@ from ethorch.npu.output import TRANSPOSES
 from ethorch.npu.registers import TRANSPOSE
 from ethorch.npu.verify.instruction import Facts, reject
 from ethorch.npu.verify.rejection import Rejection
-from ethorch.npu.verify.shram import MOST_SUBKERNEL, SPLIT_DEPTH, UPSCALE_NEAREST, block_size
+from ethorch.npu.verify.shram import MOST_SUBKERNEL, UPSCALE_NEAREST, block_size, check_size
 from ethorch.npu.window import Window
 
 MOST_BLOCK = (128, 128, 1024)  # height, width, depth after a transposition
@@ -62,13 +62,10 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
         yield reject(facts, index, "block", "ACC_FORMAT.microblock", microblock, allowed)
         return
     block = block_size(facts)
-    if block[2] < values["OFM_DEPTH"] and block[2] % SPLIT_DEPTH and facts.name != "NPU_OP_RESIZE":
-        yield reject(facts, index, "block", "OFM_BLK_DEPTH", block[2], f"multiples of {SPLIT_DEPTH}, or at least the OFM depth")
+    size_rejections = list(check_size(facts, index, block_units(facts), largest_block(facts)))
+    if size_rejections:
+        yield from size_rejections
         return
-    for axis, size, unit, most in zip(("HEIGHT", "WIDTH", "DEPTH"), block, block_units(facts), largest_block(facts), strict=True):
-        if size % unit or size > most:
-            yield reject(facts, index, "block", f"OFM_BLK_{axis}", size, f"multiples of {unit} up to {most}")
-            return
     size_text = "x".join(map(str, block))
     for name, needed, available in required_bytes(facts, memories):
         if needed > available:

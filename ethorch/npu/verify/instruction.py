@@ -134,7 +134,7 @@ def _describe(op: Op) -> Facts:
 
 
 def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
-    # Returns the decoded registers, and a message if a value is illegal, or else an empty string.
+    """Return the decoded registers, and a message about the first illegal value."""
     try:
         return op.values, ""
     except MachineFault:
@@ -149,7 +149,7 @@ def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
 
 
 def _trim(run: Run, prepared: Prepared) -> Run:
-    # Excludes the unused channels of the last brick from an access (npu-reference 3.3).
+    """Exclude the unused channels of the last brick from an access (npu-reference 3.3)."""
     for fm in prepared.maps:
         if fm.bricks and run.register.startswith(f"{fm.name}_BASE"):
             unused = -fm.depth % BRICK * fm.dtype.itemsize

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ethorch.npu.arithmetic import ceil_div
+from ethorch.npu.feature_map import BRICK
 from ethorch.npu.registers import Npu
 from ethorch.npu.verify.instruction import Facts, reject
 from ethorch.npu.verify.rejection import Rejection
@@ -20,7 +21,6 @@ OUTPUT_BANKS = 2  # reserved at the start
 TABLE_BANKS = 2  # at the end, if tables are in use or always (``Shram.reserves_tables``)
 MOST_BLOCK = (32, 64, 128)  # height, width, depth
 MOST_SUBKERNEL = 8  # rows or columns of a kernel that is processed at a time
-SPLIT_DEPTH = 16  # channels to which the depth of a block that splits the OFM is rounded
 IFM_DEPTH_UNIT = 8
 I40 = 1  # ACC_FORMAT.format
 UPSCALE_NEAREST = 1
@@ -60,14 +60,10 @@ class Layout:
 
 def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
     values, block = facts.values, block_size(facts)
-    if block[2] < values["OFM_DEPTH"] and block[2] % SPLIT_DEPTH:
-        yield reject(facts, index, "block", "OFM_BLK_DEPTH", block[2], f"multiples of {SPLIT_DEPTH}, or at least the OFM depth")
+    size_rejections = list(check_size(facts, index, block_units(facts), largest_block(facts)))
+    if size_rejections:
+        yield from size_rejections
         return
-    limits = zip(("HEIGHT", "WIDTH", "DEPTH"), block, block_units(facts), largest_block(facts), strict=True)
-    for axis, size, unit, most in limits:
-        if size % unit or size > most:
-            yield reject(facts, index, "block", f"OFM_BLK_{axis}", size, f"multiples of {unit} up to {most}")
-            return
     fitting = find_layouts(facts)
     if not fitting:
         layout = _list_layouts(facts)[-1]
@@ -84,6 +80,21 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
         if values[name] not in allowed:
             yield reject(facts, index, "shram-layout", name, values[name], " or ".join(map(str, sorted(allowed))))
         fitting = [layout for layout in fitting if getattr(layout, attribute) == values[name]] or fitting
+
+
+def check_size(facts: Facts, index: int, units: tuple[int, int, int], most: tuple[int, int, int]) -> Iterator[Rejection]:
+    """Check that a block consists of whole units, does not exceed the maximum, and splits the OFM at bricks."""
+    block = block_size(facts)
+    for axis, size, unit, largest in zip(("HEIGHT", "WIDTH", "DEPTH"), block, units, most, strict=True):
+        if size % unit or size > largest:
+            yield reject(facts, index, "block", f"OFM_BLK_{axis}", size, f"multiples of {unit} up to {largest}")
+    if not splits_at_bricks(block[2], facts.values["OFM_DEPTH"]):
+        yield reject(facts, index, "block", "OFM_BLK_DEPTH", block[2], f"multiples of {BRICK}, or at least the OFM depth")
+
+
+def splits_at_bricks(depth: int, ofm_depth: int) -> bool:
+    """Return True if blocks of this depth start at the start of a brick (npu_find_block_configs of Vela's api.py)."""
+    return depth >= ofm_depth or depth % BRICK == 0
 
 
 def find_layouts(facts: Facts) -> list[Layout]:

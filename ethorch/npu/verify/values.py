@@ -305,7 +305,7 @@ def _share_rows(a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _share_tensor(a: FeatureMap, b: FeatureMap, origin: int) -> bool:
-    # Returns True if two feature maps can be parts of one tensor, a row of which starts at ``origin``.
+    """Return True if two feature maps can be parts of one tensor with a row at ``origin``."""
     axes = 3 if a.bricks else 2
     if not _share_rows(a, b) or a.strides[:axes] != b.strides[:axes] or min(a.strides[:axes]) <= 0:
         return False

@@ -92,7 +92,7 @@ def test_state_is_kept_and_reset_to_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "copied"),
     [
-        pytest.param("denoiser", 0, marks=pytest.mark.long),  # lies in the arena where the delegate takes and gives it
+        pytest.param("denoiser", 0, marks=pytest.mark.long),  # is stored where the delegate reads and writes it
         pytest.param("mean", 0, marks=pytest.mark.long),
         pytest.param("spotter", 0, marks=pytest.mark.long),
         ("delayed", 8),  # its input, which the CPU puts into a buffer

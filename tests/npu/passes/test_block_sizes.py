@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from ethorch.npu.passes import block_sizes
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
 from ethorch.npu.verify import decode_instructions, shram, verify
-from ethorch.npu.verify.blockdep import largest_blockdep
 from ethorch.npu.verify.instruction import describe
 from tests.npu.passes.streams import list_instructions, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
@@ -60,15 +57,16 @@ def test_other_blocks_save_cycles_and_change_no_byte(network: str, target: str) 
     assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
-def test_blockdep_follows_the_blocks(target: str) -> None:
-    _, before, after = change_blocks("attention", target)
-    kernels = [op for op in decode(encode(after), after.image).ops if not op.is_dma]
-    pairs = [(a, b) for a, b in pairwise(kernels) if not b.values.get("IFM_PRECISION.storage")]
-    blockdeps = [(b.values["BLOCKDEP"], largest_blockdep(describe(a), describe(b))) for a, b in pairs]
-    assert all(blockdep <= largest for blockdep, largest in blockdeps)
-    assert any(blockdep > 0 for blockdep, _ in blockdeps)
-    assert any(block_of(a) != block_of(b) for a, b in zip(before.ops, after.ops, strict=True) if not a.is_dma)
+def test_blockdep_follows_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = compile_case("joined", "ethos-u55-32")
+    stream, context = decode(case.payload, case.image), Context(read_rates("ethos-u55-32"))
+    changed = block_sizes.run(stream, context)
+    assert changed is not None and verify(encode(changed), changed.image) == []
+    monkeypatch.setattr(
+        block_sizes, "_update_blockdeps", lambda ops, changes: [changes.get(position, op) for position, op in enumerate(ops)]
+    )
+    changed = block_sizes.run(stream, context)
+    assert changed is not None and {each.rule for each in verify(encode(changed), changed.image)} == {"blockdep"}
 
 
 def test_kernels_whose_block_vela_restricts_stay() -> None:
@@ -83,14 +81,11 @@ def test_kernels_whose_block_vela_restricts_stay() -> None:
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
-def test_memories_limit_the_blocks(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search prefers the largest block if cycles do not matter."""
+def test_illegal_blocks_are_not_used(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = compile_case("blocks", target)
     stream, context = decode(case.payload, case.image), Context(read_rates(target))
-    monkeypatch.setattr(block_sizes, "_WORTH", 100.0)
     monkeypatch.setattr(block_sizes, "_SIMILAR", 100.0)
-    monkeypatch.setattr(block_sizes, "_MOST_TRIES", 10_000)
-    monkeypatch.setattr(Context, "rate", lambda self, rated: int(rated is stream))
     changed = block_sizes.run(stream, context)
-    assert changed is not None
-    assert verify(encode(changed), changed.image) == []
+    assert changed is not None and verify(encode(changed), changed.image) == []
+    monkeypatch.setattr(block_sizes, "check_operation", lambda *arguments: ["illegal"])
+    assert block_sizes.run(stream, context) is None

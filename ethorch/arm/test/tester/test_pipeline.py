@@ -376,7 +376,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
     See ``BasePipeline`` and ``TosaPipelineINT`` for the other arguments.
 
     Args:
-        run_on_fvp: Whether to run the program. It runs in ethorch's simulator instead of an FVP.
+        run_on_fvp: Whether to run the program, in ethorch's simulator.
         a16w8_quantization: Whether activations are int16.
         target: Name of the NPU, or a compile spec. Default: the class's ``TARGET``.
     """

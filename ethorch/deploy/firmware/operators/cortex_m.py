@@ -121,7 +121,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Return True if the memory order is [N, H, W, C] or ambiguous. The pass that inserts the operator uses the same rule."""
+    """Return True if the memory order is [N, H, W, C] or ambiguous."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)

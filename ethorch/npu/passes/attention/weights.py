@@ -101,7 +101,7 @@ class Layout:
         return self.unit * (self.depth if self.has_taps else IFM_BLOCK)
 
     def _offset(self, output: int, first: int) -> int:
-        # Returns the byte offset of a weight. ``output`` must be a multiple of ``unit``, and ``first`` of LANES.
+        """Return a weight's byte offset. ``output`` must be a multiple of ``unit``, and ``first`` of LANES."""
         block, inside = divmod(first, IFM_BLOCK)
         block_bytes = IFM_BLOCK * (self.unit if self.has_taps else self.rows)
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
@@ -178,7 +178,7 @@ class Layout:
             yield Box(output, first, count, outputs, LANES, 0, step, self._offset(output, first), stride)
 
     def _list_runs(self, chunks: int) -> list[tuple[int, int, int]]:
-        # Returns (first input, count, distance) for each series of equally spaced groups of LANES inputs.
+        """Return (first input, count, distance) for each series of equally spaced groups of LANES inputs."""
         per_block = IFM_BLOCK // LANES
         if self.has_taps or chunks <= per_block:
             return [(0, chunks, LANES)] if chunks else []
