@@ -42,6 +42,7 @@ def firmware(
     method: Annotated[
         list[str] | None, option("--method", metavar="NAME", help="Entry point to include [all]; repeatable.")
     ] = None,
+    probe: Annotated[bool, option("--probe", help="Test the command streams of ethorch on the board.")] = False,
 ) -> Answer:
     """Write a C project that runs a program on a Cortex-M with an Ethos-U. `python DIR/run.py` builds and runs the project.
 
@@ -54,6 +55,8 @@ def firmware(
             raise SpecError(f"{flag}: expected {' or '.join(allowed)}, got {value!r}.")
     if runtime == EXECUTORCH:
         return _write_delegate(output)
+    if probe:
+        return _write_probe(program, output, board, choices, name, embed)
     if program is None:
         raise SpecError("missing argument: expected a program or model. The argument is optional only with --runtime executorch.")
     if board is not None and not sources.is_program(program):
@@ -69,6 +72,21 @@ def firmware(
     others = [name for name in subject.methods if name not in project.methods]
     note = f"\nMethods not included in the project: {', '.join(others)}." if others else ""
     return Answer(project.to_json(), lambda: f"{project}{note}")
+
+
+def _write_probe(program: str | None, output: Path, board: str | None, choices: options.Choices, name: str, embed: str) -> Answer:
+    if program is not None:
+        raise SpecError(
+            "--probe writes its own program. Remove the argument, and select the NPU with --board or --set target=NAME."
+        )
+    from ethorch.deploy.firmware.firmware import firmware as write_project
+    from ethorch.program.probe import build_probe
+
+    if board is not None:
+        choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
+    probe = build_probe(options.settings_of(choices))
+    project = write_project(probe.program, output, board=board, name=name, samples=probe.calls, embed=embed, repeats=probe.repeats)
+    return Answer(project.to_json(), lambda: str(project))
 
 
 def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | None) -> list[Any] | None:

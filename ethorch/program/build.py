@@ -99,6 +99,14 @@ def build_program(
         data, builds = build.pte, {FORWARD: build}
     else:
         data, builds = _build_several(methods, quantized, settings)
+    record = record_of(data, builds, methods, quantized, settings)
+    return record.selecting() if methods.alternatives else record
+
+
+def record_of(
+    data: bytes, builds: Mapping[str, Build], methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
+) -> Record:
+    """Return the record of a program's first method."""
     first: Record | None = None
     for name, build in builds.items():
         record = Record(
@@ -112,7 +120,7 @@ def build_program(
         )
         first = record if first is None else first.with_method(record)
     assert first is not None
-    return first.selecting() if methods.alternatives else first
+    return first
 
 
 def _build_several(

@@ -163,7 +163,7 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Iterate over the convolutions that have the most bytes at the RAM peak, take the most time, or have the most weights."""
+    """Iterate over the convolutions with the most bytes at the RAM peak, the most time, or the most weights."""
     # If budgets are exceeded, only the exceeded budgets are considered.
     missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []

@@ -37,17 +37,12 @@ _CALLS_WITH_STATE = 3  # maximum number of calls of each method in a program wit
 
 
 class _Check:
-    """The verification of one payload.
-
-    Attributes:
-        is_settled: Whether the payload was compared at least once with outputs that are not constant.
-        reason: Reason why the payload was not compared, or "".
-    """
+    """The verification of one payload."""
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
         self.name, self.payload, self.delegate = name, payload, delegate
         self.inputs: list[Array] | None = None
-        self.is_settled = delegate is None
+        self.is_settled = delegate is None  # or compared with outputs that are not constant
         self.reason = "the TOSA graph of the delegate is unknown" if delegate is None else "no sample executes the delegate"
 
     def run(self, machine: Any) -> None:

@@ -293,11 +293,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached, outer branches first.
-
-    A branch of ``cond`` runs in place of the other branch, on up to 16 samples. A loop body runs once, on the operands of the
-    loop condition.
-    """
+    """Run each branch that no sample reached, outer branches first, in place of the other branch."""
     unreached, unseen = list[str](), list[str]()
     for branch in branches:
         if branch.operands:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import refusal_texts, summarize_placement, writer_text
+from ethorch.npu.passes.names import UNTESTED
 from ethorch.report.advice import advice
 from ethorch.support import tables
 from ethorch.support.wording import count_noun, kib
+from ethorch.targets.compile_spec import OPTIMIZED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -106,7 +108,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             _describe_change(row["bytes_after"], row["bytes_before"], "bytes of the NPU's RAM"),
         )
         if any(effects):
-            yield "Pass", row["name"], " and ".join(filter(None, effects))
+            is_untested = row["name"] in UNTESTED and (data["settings"] or {}).get("stream") == OPTIMIZED
+            yield "Pass", row["name"], " and ".join(filter(None, effects)) + (", untested on devices" if is_untested else "")
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):

@@ -23,6 +23,8 @@ from ethorch.targets.boards import Board, NpuSlot
 from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
 from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, OPTIMIZED, RESIDENT_BYTES, EthosUCompileSpec
+from ethorch.targets.npus import lookup
+from ethorch.targets.probe_log import read_probe_log
 
 #: Names of quantization schemes. ``ethorch.quantization.schemes`` contains their configs.
 SCHEMES = {
@@ -180,8 +182,8 @@ class Settings:
         board: Name of a board (see ``ethorch boards``), or path of a TOML file. The board defines targets, clocks, memories, and
             the default budgets of RAM and flash.
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on random inputs and calibration samples.
-        stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
-            names of passes.
+        stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), comma-separated names
+            of passes, or the ``.log`` file of ``ethorch firmware --probe``, to use the passes that were correct on the board.
         share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires firmware
             with the delegate of ethorch or of ExecuTorch 1.5.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
@@ -311,6 +313,11 @@ class Settings:
         return self.described.flash_bytes if self.flash is None and self.described is not None else self.flash
 
     @cached_property
+    def selected_stream(self) -> str:
+        """``stream``, or the passes that a probe's log selects."""
+        return read_probe_log(Path(self.stream), lookup(self.target).name) if self.stream.endswith(".log") else self.stream
+
+    @cached_property
     def spec(self) -> EthosUCompileSpec:
         """The compile spec for these settings. If ``constants`` is ``auto``, the spec does not copy weights to the arena.
 
@@ -332,7 +339,7 @@ class Settings:
                 resident_bytes=resident,
                 config_text=configuration(board, slot),
                 verify=self.verify,
-                stream=self.stream,
+                stream=self.selected_stream,
             )
         return EthosUCompileSpec(
             self.target,
@@ -343,14 +350,14 @@ class Settings:
             arena=self.arena,
             resident_bytes=resident,
             verify=self.verify,
-            stream=self.stream,
+            stream=self.selected_stream,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON-compatible values. See ``from_json``."""
         shapes = [[list(shape) for shape in method_shapes] for method_shapes in self.shapes]
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        tables = {"modules": dict(self.modules), "samples": dict(self.samples)}
+        tables = {"modules": dict(self.modules), "samples": dict(self.samples), "stream": self.selected_stream}
         scheme = self.scheme if self.config is None else CUSTOM
         return {**values, **tables, "scheme": scheme, "vela_flags": list(self.vela_flags), "shapes": shapes}
 

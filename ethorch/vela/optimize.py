@@ -102,10 +102,8 @@ def _move(tensors: Sequence[IoTensor], places: Sequence[Place]) -> tuple[IoTenso
 
 
 def _find_origins(optimized: Optimized) -> dict[int, int]:
-    """Map the keys of optimized operations to those of the original operations.
-
-    A new operation maps to the operation that it replaces, or to the next one.
-    """
+    # Maps the keys of optimized operations to those of the original operations. A new operation maps to the operation that it
+    # replaces, or to the next one.
     remaining = {op.origin for op in optimized.stream.ops}
     decoded = [op.key for op in optimized.before.ops if op.key in remaining or not find_kernel_copy(op)]
     before = dict(pairwise(reversed(decoded)))

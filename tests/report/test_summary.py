@@ -47,5 +47,7 @@ def test_passes_state_what_they_save_and_add(data: dict[str, Any]) -> None:
     equal = {**sizes, "name": "allocation", "cycles_after": 2000, "bytes_after": 300}
     data["stream_passes"] = [{**sizes, "name": "attention", "delegates": 1}, {**equal, "delegates": 1}]
     text = as_text(summary(data))
-    assert "saves 500 estimated cycles (25.0%) and adds 100 bytes of the NPU's RAM (25.0%)" in text
-    assert "saves 100 bytes of the NPU's RAM (25.0%)" in text
+    assert "saves 500 estimated cycles (25.0%) and adds 100 bytes of the NPU's RAM (25.0%), untested on devices" in text
+    assert "saves 100 bytes of the NPU's RAM (25.0%)" in text and text.count("untested") == 1
+    data["settings"]["stream"] = "attention,allocation"  # selected by the user or by a probe
+    assert "untested" not in as_text(summary(data))

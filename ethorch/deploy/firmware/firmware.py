@@ -92,6 +92,7 @@ def firmware(
     methods: str | Sequence[str] | None = None,
     samples: Sequence[Any] | None = None,
     embed: str = "incbin",
+    repeats: int = 1,
 ) -> Firmware:
     """Write a C project that runs a program on a Cortex-M with an Ethos-U, without ExecuTorch.
 
@@ -112,6 +113,7 @@ def firmware(
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
             twice, with a reset in between. Default: the program's calibration samples, or random samples if there are none.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
+        repeats: Number of times that the self-test runs the samples. Above 1, it only counts runs and runs with different outputs.
 
     Raises:
         EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. A
@@ -122,8 +124,10 @@ def firmware(
     prefix(name)
     if embed not in DATA_FORMS:
         raise EthorchError(f"expected embed to be {' or '.join(DATA_FORMS)}, got {embed!r}.")
-    program = open_program(source, methods, samples)
-    writer = Project(program, name, embed, board)
+    if not isinstance(repeats, int) or not 1 <= repeats < 1 << 32:
+        raise EthorchError(f"expected repeats to be a positive number, got {repeats!r}.")
+    program = open_program(source, methods, samples, is_repeated=repeats > 1)
+    writer = Project(program, name, embed, board, repeats)
     return writer.write(Path(folder))
 
 
@@ -158,8 +162,10 @@ def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
 class Project:
     """A project before it is written to a folder."""
 
-    def __init__(self, program: ProjectProgram, name: str, data: str, board: str | os.PathLike[str] | Board | None):
-        self.program, self.name, self.data = program, name, data
+    def __init__(
+        self, program: ProjectProgram, name: str, data: str, board: str | os.PathLike[str] | Board | None, repeats: int = 1
+    ):
+        self.program, self.name, self.data, self.repeats = program, name, data, repeats
         self.methods_plan: MethodsPlan = plan_methods(pte.read(program.pte), list(program.methods))
         facts_by_method = {name: (self._meanings(name), program_method.explain) for name, program_method in program.methods.items()}
         self.selection = find_selection(pte.read(program.pte), list(program.methods))
@@ -170,6 +176,8 @@ class Project:
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
         if len(targets) > 1:
             raise EthorchError(f"expected delegates for one NPU, got {', '.join(targets)}. Compile the whole model for one NPU.")
+        if repeats > 1 and self.methods_plan.keeps_state:
+            raise EthorchError("repeats requires a program without state, because each run would change the state of the next run.")
         family = parse_header(streams[0]).npu.family if streams else "u55"
         self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
         self.target = targets[0] if targets else self.board.targets[0]
@@ -352,14 +360,16 @@ class Project:
             "npu_base": f"0x{address(self.slot.base, self.slot.aliases):08X}",
         }
         self._text("firmware/board.h", "board.h.jinja", **places)
-        self._text("firmware/main.c", "main.c.jinja")
+        self._text("firmware/main.c", "main.c.jinja", repeats=self.repeats)
         section = ".rodata.selftest"
         numbers = {name: number for number, name in enumerate(self.program.methods)}
         rows = [
             {"method": numbers[case.call.method], "reset": case.call.reset, "data": place}
             for case, place in zip(self.cases, self.case_places, strict=True)
         ]
-        self._text("firmware/selftest.h", "selftest.h.jinja", cases=rows, bytes=self.selftest.bytes, section=section)
+        self._text(
+            "firmware/selftest.h", "selftest.h.jinja", cases=rows, bytes=self.selftest.bytes, section=section, repeats=self.repeats
+        )
         self._data("firmware/selftest_data", [self.selftest], "selftest.h", "the self-test")
         self._text("firmware/link.ld", "link.ld.jinja", **self._linker())
 
@@ -402,7 +412,7 @@ class Project:
             "outputs": {
                 method.method: [f"{end.dtype}{list(end.shape)}" for end in method.outputs] for method in self.source.methods
             },
-            "expected": [[f"0x{fnv1a(output):08x}" for output in case.outputs] for case in self.cases],
+            "expected": [[f"0x{fnv1a(out):08x}" for out in case.outputs] for case in (self.cases if self.repeats == 1 else ())],
             "cycles": {
                 _stream_hash(self.methods_plan.plans[name].payloads[number]): cycles
                 for name, program_method in self.program.methods.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ethorch.backend.emit.build import Build
@@ -25,31 +25,21 @@ STATEFUL_RUNS = 3  # calls per method in the self-test of a stateful model
 
 @dataclass(frozen=True)
 class ProgramMethod:
-    """A method with its compile-time information.
-
-    Attributes:
-        cycles: Delegate number -> NPU cycles. Empty if unknown.
-        explain: Function that returns a CPU operator's location in the user's code, or an empty string.
-    """
+    """A method with its compile-time information."""
 
     subject: Subject
-    cycles: dict[int, int]
-    explain: Callable[[str], str] = field(repr=False)
+    cycles: dict[int, int]  # NPU cycles by delegate number; empty if unknown
+    explain: Callable[[str], str] = field(repr=False)  # CPU operator -> its location in the user's code, or ""
 
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """The program of a project.
-
-    Attributes:
-        calls: Calls of the self-test, in order.
-        has_user_calls: Whether the user passed the calls. If not, a single stateless method is called only once.
-    """
+    """The program of a project."""
 
     pte: bytes
     methods: dict[str, ProgramMethod]
-    calls: tuple[Call, ...]
-    has_user_calls: bool
+    calls: tuple[Call, ...]  # of the self-test, in order
+    has_user_calls: bool  # if False, a single stateless method is called only once
 
 
 class Compiled(Protocol):
@@ -68,8 +58,13 @@ class Compiled(Protocol):
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
 
-def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> ProjectProgram:
-    """Open a Program, a build, or the path or contents of a .pte. See :func:`ethorch.firmware`."""
+def open_program(
+    source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None, *, is_repeated: bool = False
+) -> ProjectProgram:
+    """Open a Program, a build, or the path or contents of a .pte. See :func:`ethorch.firmware`.
+
+    If the firmware repeats the calls (``is_repeated``), the session of several methods is included only once.
+    """
     record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):
         data = pte.contents(source)
@@ -83,7 +78,8 @@ def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequen
         raise EthorchError("methods: expected at least one method, got an empty list. Omit the argument to select all methods.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
-    return ProjectProgram(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
+    calls = _calls(record, methods, inputs, is_repeated)
+    return ProjectProgram(data, methods, tuple(calls), inputs is not None)
 
 
 def _open_method(record: Compiled, name: str) -> ProgramMethod:
@@ -106,7 +102,9 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
     return ProgramMethod(method_subject, {}, explain)
 
 
-def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
+def _calls(
+    record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None, is_repeated: bool
+) -> list[Call]:
     """Return one call per sample for a single method. For several methods, return a session twice, with a reset in between."""
     if len(methods) == 1:
         (name,) = methods
@@ -122,8 +120,8 @@ def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: S
             if name not in called
             for seed in range(1 if name == next(iter(methods)) else STATEFUL_RUNS)
         ]
-    again = [Call(name, tuple(sample), reset=number == 0) for number, (name, sample) in enumerate(session)]
-    return [*(Call(name, tuple(sample)) for name, sample in session), *again]
+    calls = [Call(name, tuple(sample)) for name, sample in session]
+    return calls if is_repeated else [*calls, *(replace(call, reset=number == 0) for number, call in enumerate(calls))]
 
 
 def _read_session(record: Compiled | None, methods: dict[str, ProgramMethod]) -> list[tuple[str, Sequence[Any]]]:

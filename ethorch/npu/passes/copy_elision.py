@@ -55,10 +55,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Context, most: int) -> Stream | None:
-    """Return the changed stream, or None if it needs ``most`` or more cycles or exceeds a region.
-
-    Before reallocation, only buffers with longer lifetimes are at new addresses.
-    """
+    """Return the changed stream, or None if it needs ``most`` or more cycles or exceeds a region."""
     ops = [op for position, op in enumerate(elision.ops) if position not in elision.removed]
     changed = replace(apart.stream, ops=ops)
     image = changed.image
@@ -82,24 +79,15 @@ def _allocate(stream: Stream, apart: Separation, elision: _Elision, context: Con
 
 @dataclass(frozen=True)
 class _Read:
-    """An access that reads bytes written by an operation.
+    """An access that reads bytes written by an operation."""
 
-    Attributes:
-        position: Position of the reader, or ``_HOST``.
-        fm: Feature map that is read, or None for a contiguous range.
-        is_only: Whether a single operation wrote all of them.
-    """
-
-    position: int
-    fm: FeatureMap | None = None
-    is_only: bool = False
+    position: int  # of the reader, or _HOST
+    fm: FeatureMap | None = None  # None for a contiguous range
+    is_only: bool = False  # a single operation wrote all of them
 
 
 class _Elision:
-    """The removal of copies from a stream with disjoint segments.
-
-    Each round changes an operation at most once, so that traced readers and writers remain valid.
-    """
+    """The removal of copies from a stream with disjoint segments."""
 
     def __init__(self, apart: Separation, removable: Collection[int], forms: frozenset[str]):
         self.stream, self.removable, self.forms = apart.stream, removable, forms

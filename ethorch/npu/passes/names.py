@@ -12,3 +12,5 @@ PASSES = {
     "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",
 }
+#: Passes that use combinations of registers that Vela does not use, and that ethorch has not tested on devices.
+UNTESTED = frozenset({"attention", "copy-elision", "block-sizes"})

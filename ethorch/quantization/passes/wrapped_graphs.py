@@ -39,17 +39,12 @@ def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> No
 
 
 class _Inliner:
-    """An inliner that processes the nodes in graph order.
-
-    Attributes:
-        lower: Dtypes of enclosing autocasts, innermost last, with None for a disabled autocast.
-        changed: Whether the dtype of a value has changed.
-    """
+    """An inliner that processes the nodes in graph order."""
 
     def __init__(self, model: GraphModule, trains: bool):
         self.model, self.graph, self.trains = model, model.graph, trains
-        self.lower: list[torch.dtype | None] = [None]
-        self.changed = False
+        self.lower: list[torch.dtype | None] = [None]  # of enclosing autocasts, innermost last; None if disabled
+        self.changed = False  # the dtype of a value
         self.marks: list[Node] = []
 
     def run(self) -> None:

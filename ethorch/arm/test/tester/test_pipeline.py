@@ -371,9 +371,7 @@ class TosaPipelineFP(BasePipeline[T]):
 
 
 class _EthosUPipelineINT(BasePipeline[T]):
-    """A pipeline that compares the quantized module with its ``.pte`` for an Ethos-U, which runs in the simulator.
-
-    See ``BasePipeline`` and ``TosaPipelineINT`` for the other arguments.
+    """A pipeline that compares the quantized module with its ``.pte`` in the simulator. See also ``TosaPipelineINT``.
 
     Args:
         run_on_fvp: Whether to run the program, in ethorch's simulator.
