@@ -105,7 +105,7 @@ def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:
-    """Return (m, s) such that m / 2**s approximates 1 / count, computed with the formula of TOSA."""
+    """Return (m, s) such that m / 2**s approximates 1 / count, computed with TOSA's formula."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
 

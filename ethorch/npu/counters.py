@@ -88,7 +88,7 @@ PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """Return the PMU event counts that can be derived from counters of work, keyed by event number.
+    """Return the PMU event counts that can be derived from work counters, keyed by event number.
 
     The MAC and AXI counts are lower bounds. They assume that each byte moves once, in full beats, and that all MAC units are busy.
 
@@ -153,7 +153,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
     """Return (name, seconds) pairs for the last run, excluding waits.
 
-    If ``sources`` is not None, each pair is for one operator. Otherwise, each pair is for one command.
+    Each pair is for one operator, or for one command if ``sources`` is None.
     """
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:

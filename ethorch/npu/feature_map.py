@@ -233,7 +233,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C] in n rows, starting at row ``first``. Their type must be that of the stored elements."""
+    """Store ``values`` [n, W, C] in n rows, starting at row ``first``. ``values`` must have the type of the stored elements."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part

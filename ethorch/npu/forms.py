@@ -1,6 +1,6 @@
 """Operations as data, which execution plans run in compiled code.
 
-``Prepared.run`` defines the correct results. Instances of these classes are immutable by convention.
+``Prepared.run`` defines the correct results. Instances are immutable by convention.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Transfer:
     Attributes:
         source, target: Region, address, and inner and outer strides in bytes.
         by_source, by_target: Whether indices select the ranges in the source or target (gather or scatter).
-        index: Region and address of the indices, and bytes from one outer iteration's indices to the next.
+        index: Region and address of the indices, and their stride in bytes between outer iterations.
         limit: Largest allowed index.
     """
 
@@ -125,7 +125,7 @@ class Resize:
     """A resize operation of U85.
 
     Attributes:
-        rows, columns: Denominator n, and for each output index two input indices and the numerator of the weight of the second.
+        rows, columns: Denominator n, and for each output index, two input indices and the numerator of the second input's weight.
     """
 
     ifm: FeatureMap

@@ -159,7 +159,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The scaling of a convolution's accumulators: in float64 if ``factor`` is set, and in int64 otherwise."""
+    """The scaling of a convolution's accumulators, in float64 if ``factor`` is set and in int64 otherwise."""
 
     filter: Filter
     bias: Array
@@ -238,7 +238,7 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Return the scaling of the accumulators of ``f``: in float64 if that is exact for all values, or else in int64."""
+        """Return the scaling of the accumulators of ``f``, in float64 if that is exact for all values, or else in int64."""
         # y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms
         # are integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp whenever it does. This
         # holds if 2**(52-s) is beyond the clamp, because rounding errors are far smaller.

@@ -66,7 +66,7 @@ class Program:
     def operations(self) -> Iterator[Operation]:
         """Iterate over the operations in stored order, as if no branch were taken.
 
-        The registers of an operation can be read fast only until the next iteration.
+        Reading an operation's registers is fast only until the next iteration.
         """
         return stream.operations(self.config, self.commands)
 

@@ -27,7 +27,7 @@ class Npu:
     """An NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: Weight streams per operation: one for each core, or on U85 for each weight decoder.
+        cores: Number of weight streams per operation. Each core, or each weight decoder on U85, reads one.
         internal_bytes: Size of the internal memory that a DMA transfer can write: the SHRAM of one core, or the LUT RAM on U85.
         ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have only the key 0.
     """

@@ -67,7 +67,7 @@ def with_registers(
     settings: Mapping[int, Mapping[str, int | Bits]],
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
-    """Change registers for single operations of a COP1 payload, and restore them after each operation.
+    """Change registers for individual operations of a COP1 payload, and restore them after each operation.
 
     Args:
         settings: Value or bits to set for each register, keyed by the operation's byte offset and the register's name.

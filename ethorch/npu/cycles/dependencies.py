@@ -12,7 +12,7 @@ from ethorch.npu.runs import Run
 
 
 class Dependencies:
-    """The earlier operations that wrote the bytes that each operation reads."""
+    """The links from each operation to the earlier operations whose results it reads."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.links: list[list[tuple[Run, int]]] = []  # by position: reads with their writers
@@ -53,7 +53,7 @@ class _Ranges:
         return [(start, (writer, number)) for start, _, writer, number in self._table[:, self._overlap(low, high)].T.tolist()]
 
     def write(self, low: int, high: int, order: tuple[int, int], *, is_whole: bool) -> None:
-        """Add a range. If it has gaps (``is_whole=False``), it replaces only contained ranges."""
+        """Add a range. If it has gaps (``is_whole=False``), it replaces only ranges inside it."""
         overlapping = self._overlap(low, high)
         if len(overlapping):
             rows = self._table[:, overlapping]

@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """The larger of the NPU's cycles and the slowest memory's access cycles, plus ``effects``."""
+        """The larger of the NPU's cycles and the slowest memory's access cycles, plus the extra cycles ``effects``."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 
@@ -72,7 +72,7 @@ def estimate(
     """Estimate the cycles of a stream with Vela's formulas and ``effects``.
 
     Args:
-        rated: Result of ``rate_operators``, if known.
+        rated: Result of ``rate_operators``, if already computed.
 
     Raises:
         MachineFault: An operation has invalid registers.
@@ -87,7 +87,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class RatedOperator:
-    """An operator, and those of its cycles that do not depend on the order of transfers."""
+    """An operator and the part of its cycles that does not depend on the order of transfers."""
 
     operator: Operator
     effects: int
@@ -129,7 +129,7 @@ def time_operators(
     """Yield the NPU cycles of each operator, including waits, and its access cycles for each memory.
 
     Args:
-        ranks: Fractional stream position of each new transfer, keyed by ``Transfer.position``.
+        ranks: Fractional stream position of each transfer to be added, keyed by ``Transfer.position``.
     """
     bus = _Bus(npu, regions, [rated_operator.operator for rated_operator in rated], effects.contention, ranks)
     constants = regions[CONSTANTS].name

@@ -46,7 +46,7 @@ class Operator:
         is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
             if weights are transferred before the first kernel, as by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
-        moved: Value of ``compound`` if all feature maps were in the arena's memory.
+        moved: Value that ``compound`` would have if all feature maps were in the arena's memory.
     """
 
     positions: list[int]

@@ -1,4 +1,4 @@
-"""Bytes that operations move on the buses, and the cycles needed for this.
+"""Bus traffic of operations, in bytes and cycles.
 
 Sources: Vela 5.2's ethos_u55_performance.cpp and ethos_u85_performance.cpp.
 """

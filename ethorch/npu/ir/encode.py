@@ -11,7 +11,7 @@ from ethorch.npu.registers import U55, U65, U85
 from ethorch.npu.runs import Run
 from ethorch.npu.stream_writer import operation, with_commands
 
-#: Operations that the NPU executes at the same time; an older one has finished. The limits that Vela's generator uses
+#: Maximum number of unfinished operations; all earlier ones have finished. These are the limits that Vela's generator uses
 #: (MaxOutstandingKernelOps, MaxOutstandingDMAOps in regor's EthosU55, EthosU65 and EthosU85).
 MOST_KERNELS = 2
 MOST_TRANSFERS = {U55: 1, U65: 2, U85: 4}
@@ -69,7 +69,7 @@ def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
     """Return the value of BLOCKDEP for each kernel, keyed by ``Op.key``.
 
     A chain keeps its decoded values if its kernels and the kernel before it are in their decoded order. Otherwise, all its kernels
-    have the value 0 if the chain reads bytes that the kernel before it writes, or else the maximum.
+    have the value 0 if the chain reads bytes that the kernel before it writes, and the maximum if it does not.
     """
     blockdeps: dict[int, int] = {}
     before: Op | None = None

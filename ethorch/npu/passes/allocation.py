@@ -22,7 +22,7 @@ class Allocation:
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with smaller regions and no additional cycles, or None if they cannot be made smaller."""
+    """Return the stream with smaller regions and no additional cycles, or None if that is impossible."""
     rate = context.rate(stream)
     moved = allocate(stream).stream
     if count_bytes(moved) < count_bytes(stream) and context.rate(moved) > rate:

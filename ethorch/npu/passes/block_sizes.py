@@ -50,7 +50,6 @@ class _Search:
         self._chosen: dict[object, Size | None] = {}
 
     def change_blocks(self, operator: Operator) -> Kernels:
-        """Return the kernels of an operator with faster blocks, or an empty dict."""
         kernels = {position: op for position in operator.positions if not (op := self.stream.ops[position]).is_dma}
         if operator.compound is not None or not operator.works or any(map(_has_fixed_block, kernels.values())):
             return {}
@@ -85,7 +84,7 @@ class _Search:
         return max([operator.computation.cycles, *accesses.values()])
 
     def _set_block(self, kernels: Kernels, block: Size) -> Kernels:
-        """Return the kernels with a block, or an empty dict if it is illegal."""
+        """Return the kernels with ``block``, or an empty dict if it is illegal."""
         changed = {}
         for position, kernel in kernels.items():
             op = _set_layout(kernel.copy(**{f"OFM_BLK_{axis}_M1": n - 1 for axis, n in zip(_AXES, block, strict=True)}))
@@ -107,7 +106,7 @@ def _with_block(operator: Operator, block: Size) -> Operator:
 
 
 def _list_axes(kernels: Sequence[Op], current: Size) -> Axes:
-    """Return the heights, widths and depths of blocks. The order of weights depends on the depth, which is therefore kept."""
+    """Return candidate block heights, widths and depths. Convolutions keep their depth, which determines the order of weights."""
     facts = describe(kernels[0])
     rules = blocks_u85 if facts.npu.family == U85 else shram
     ofm = [max(describe(kernel).values[f"OFM_{axis}"] for kernel in kernels) for axis in _AXES]
@@ -141,7 +140,6 @@ def _set_layout(op: Op) -> Op | None:
 
 
 def _update_blockdeps(ops: Sequence[Op], changes: Kernels) -> list[Op]:
-    """Return the operations with changed kernels, and with BLOCKDEP for the new blocks."""
     changed, keys = [changes.get(position, op) for position, op in enumerate(ops)], {op.key for op in changes.values()}
     result: list[Op] = []
     before: Op | None = None

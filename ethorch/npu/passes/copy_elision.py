@@ -237,7 +237,7 @@ class _Elision:
         self.is_traced = False
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the first later position that overwrites bytes of values that a copy reads."""
+        """Return the position of the first later operation that overwrites bytes of the values that a copy reads."""
         if position not in self.overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {_HOST} for access in self.outputs[writer]]
@@ -249,7 +249,7 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if a copy's target is read by the writer's chain, or accessed after it."""
+        """Return True if a copy's target is read by the writer's chain, or accessed between that chain and the copy."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]

@@ -25,7 +25,7 @@ LEAST_BYTES = 128 << 10
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream with regions at least 4% smaller and at most 0.5% more cycles, or None if there is none."""
+    """Return a stream with regions at least 4% smaller and at most 0.5% more cycles, or None if that is impossible."""
     if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream
@@ -84,7 +84,7 @@ def apply_windows(apart: Stream, windows: Sequence[Window]) -> Stream:
 
 
 def limit_blockdep(ops: Sequence[Op]) -> list[Op]:
-    """Set BLOCKDEP to 0 for each kernel that conflicts with the previous kernel if either of them is new."""
+    """Set BLOCKDEP to 0 for each kernel that conflicts with the previous kernel, if either kernel is new."""
     result: list[Op] = []
     before: Op | None = None
     for op in ops:

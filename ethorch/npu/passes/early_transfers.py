@@ -9,11 +9,11 @@ from ethorch.npu.passes.occupancy import GRANULE
 from ethorch.npu.passes.schedule import Schedule
 from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
 
-#: Most operators by which a transfer starts earlier, and most sweeps over all operators.
+#: Maximum number of operators by which a transfer starts earlier, and of sweeps over all operators.
 _AHEAD, _SWEEPS = (8, 32), 3
-#: Smallest share of the cycles of the stream for which a transfer is moved.
+#: Minimum exposed cycles of an operator whose transfers are moved, as a share of the stream's cycles.
 _LEAST_SHARE = 1e-4
-#: Most bytes of ``Occupancy``: granules of the region times operations.
+#: Maximum size of ``Occupancy`` in bytes: granules of the region times operations.
 _MOST_GRANULES = 1 << 28
 
 

@@ -37,7 +37,7 @@ class Occupancy:
         self.rows[max(first, 0) : last + 1, low // GRANULE : -(-high // GRANULE)] = is_used
 
     def find(self, spans: Iterable[tuple[int, int, int, int]], size_bytes: int) -> int | None:
-        """Return the lowest address at which all spans are free, or None if there is none.
+        """Return the lowest address at which all spans are free, or None if they do not fit.
 
         Args:
             spans: First operation, last operation, offset from the address, and size in bytes of each span.

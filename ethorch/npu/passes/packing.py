@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 _NEVER = 1 << 60  # an offset that no pair of segments has
 _WORK = 10_000  # placements of one search
 _RESTARTS = 4
-#: Bytes, and share of the bound, above the bound for which no further placement is tried.
+#: A size that exceeds the bound by at most these bytes and this share of the bound is not improved further.
 _NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE = 256, 0.01
 
 

@@ -50,7 +50,7 @@ class Optimized:
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
     """Run the passes and verify the result.
 
-    Return None if no pass changes the stream, or if Vela's stream already violates the same rules.
+    Return None if no pass changes the stream, or if Vela's stream violates all rules that the result violates.
 
     Raises:
         MachineFault: The payload cannot be decoded.

@@ -41,7 +41,7 @@ class Schedule:
     """The order of transfers among operators.
 
     Attributes:
-        staged: The operators that read weights from the constants, after a change to transfer the weights first.
+        staged: For each operator that reads weights from the constants, a variant that transfers the weights first.
         placements: Each ``Placement``, keyed by its index into ``weights``.
         cycles: Total cycles without and with contention between transfers and kernels.
         exposed: Cycles of each operator in which the NPU does not compute.

@@ -67,7 +67,7 @@ def _find_map(op: Op, name: str) -> FeatureMap | None:
 
 
 def _of_map(op: Op, prefix: str, fm: FeatureMap | None, axis: int, start: int, stop: int) -> dict[str, int]:
-    """Return the changed registers of a part. The key "" marks a part that needs several addresses."""
+    """Return the changed registers of a part of a feature map. The key "" marks a part that needs several addresses."""
     changed = {}
     size = stop - start - 1
     if axis == HEIGHT:

@@ -48,7 +48,7 @@ def iterate_layouts(op: Op, fm: FeatureMap, addresses: Ints, place: FeatureMap) 
 
 
 def _fit(addresses: Ints, item_bytes: int, bricks: bool) -> tuple[int, int, int] | None:
-    """Return the strides (y, x, c) of these addresses [H, W, C], or None."""
+    """Return the strides (y, x, c) of addresses [H, W, C], or None if they are irregular."""
     height, width, depth = addresses.shape
     base = int(addresses[0, 0, 0])
     sx = int(addresses[0, 1, 0]) - base if width > 1 else (BRICK if bricks else depth) * item_bytes

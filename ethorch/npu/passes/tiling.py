@@ -55,7 +55,7 @@ class _Unit:
 
 
 class Tiler:
-    """A stream to be divided into parts. Its buffers must not share bytes, and its keys must be unique."""
+    """A stream to be divided into parts. Its buffers must not share bytes, and its operation keys must be unique."""
 
     def __init__(self, ops: Sequence[Op], sizes: Mapping[int, int], segments: Sequence[Segment], first_key: int):
         self.segments = segments
@@ -281,7 +281,7 @@ class Tiler:
     def reuses_bytes(self, ops: Sequence[Op]) -> bool:
         """Return True if an operation overwrites bytes that an earlier one reads in a different layout.
 
-        A part of the operation would then overwrite bytes that later parts read. Only rolling buffers permit this.
+        If both were divided, a part of the second operation could overwrite bytes that later parts of the first read.
         """
         reads: list[Access] = []
         for op in ops:

@@ -46,10 +46,10 @@ class Native:
 
 
 class Plan:
-    """The groups of compiled operations, and the single operations that run in Python.
+    """The groups of compiled operations, and the individual operations that run in Python.
 
     Attributes:
-        parts: Groups and single operations in stream order.
+        parts: Groups and individual operations in stream order.
         own_bytes: Size of the memory for chain buffers and accumulators of compiled operations.
         reasons: Reason why an operation runs in Python, keyed by the operation.
         is_whole: Whether compiled code runs every operation that computes or moves bytes.

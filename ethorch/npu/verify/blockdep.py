@@ -150,7 +150,7 @@ def _ifm_job(facts: Facts) -> Size:
 
 
 def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
-    """Return at most ``most`` jobs from the start or end of a feature map, in order of row, column and channel."""
+    """Return at most ``most`` blocks of size ``job`` from the start or end of a feature map, by row, column and channel."""
     rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
     count = rows * columns * slices
     numbers = range(max(0, count - most), count) if from_end else range(min(count, most))

@@ -1,6 +1,6 @@
 """Combinations of register values that occur in Vela's streams, which run on silicon.
 
-``tools.stream_forms`` writes ``forms_*.txt``. Passes add ``NEW_FORMS``.
+``tools.stream_forms`` writes ``forms_*.txt``. ``NEW_FORMS`` contains combinations that passes add.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Facts:
-    """The registers and accesses of an operation. Copies of an operation share it."""
+    """The registers and accesses of an operation. Copies of an operation share them."""
 
     name: str
     title: str
@@ -134,7 +134,6 @@ def _describe(op: Op) -> Facts:
 
 
 def _decode_registers(op: Op) -> tuple[Mapping[str, int], str]:
-    """Return the decoded registers, and a message about the first illegal value."""
     try:
         return op.values, ""
     except MachineFault:

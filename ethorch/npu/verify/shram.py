@@ -83,7 +83,7 @@ def check_block(facts: Facts, index: int) -> Iterator[Rejection]:
 
 
 def check_size(facts: Facts, index: int, units: tuple[int, int, int], most: tuple[int, int, int]) -> Iterator[Rejection]:
-    """Check that a block consists of whole units, does not exceed the maximum, and splits the OFM at bricks."""
+    """Check that a block consists of whole units, does not exceed the maximum, and splits the OFM at brick boundaries."""
     block = block_size(facts)
     for axis, size, unit, largest in zip(("HEIGHT", "WIDTH", "DEPTH"), block, units, most, strict=True):
         if size % unit or size > largest:
@@ -93,7 +93,7 @@ def check_size(facts: Facts, index: int, units: tuple[int, int, int], most: tupl
 
 
 def splits_at_bricks(depth: int, ofm_depth: int) -> bool:
-    """Return True if blocks of this depth start at the start of a brick (npu_find_block_configs of Vela's api.py)."""
+    """Return True if blocks of this depth start at brick boundaries (npu_find_block_configs of Vela's api.py)."""
     return depth >= ofm_depth or depth % BRICK == 0
 
 

@@ -61,7 +61,7 @@ def _missing_wait(
 
 
 def find_conflict(first: Facts, second: Facts) -> Run | None:
-    """Return an access of ``second`` that must wait for ``first``, or None if there is none."""
+    """Return an access of ``second`` that must wait for ``first``, or None if they do not conflict."""
     if first.is_dma or second.is_dma:
         return _overlap(second.reads, _writes(first)) or _overlap(_writes(second), (*first.reads, *_writes(first)))
     return _overlap([run for run in second.reads if run.register.startswith(_STREAMS)], first.writes)

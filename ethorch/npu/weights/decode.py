@@ -341,7 +341,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """The sizes of bias and multiplier in a channel's entry of ten bytes (npu-reference 5). The shift follows them."""
+    """The sizes of bias and multiplier in a channel's ten-byte entry (npu-reference 5). The shift follows them."""
 
     bias_bytes: int
     scale_bytes: int

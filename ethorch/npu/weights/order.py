@@ -83,7 +83,7 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """The functions with which an NPU family determines the order of weights."""
+    """The functions that compute the order of weights for an NPU family."""
 
     blocks: Callable[[Order], Blocks]
     shape: Callable[[Order], Order]  # removes parameters that do not affect patterns

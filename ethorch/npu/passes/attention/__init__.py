@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Replace the matrix products that are faster as convolutions. Return None if there are none."""
+    """Replace the matrix products that are faster as convolutions. Return None if no product was replaced."""
     if stream.npu.family == U85:
         return None
     products = [product for product in find_products(stream.ops) if product.b.zero_point == ZERO_POINT]

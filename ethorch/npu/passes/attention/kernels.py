@@ -125,7 +125,7 @@ class Emitter:
 
         Args:
             ifm: Place and zero point of the IFM.
-            output: Operation whose scale, zero point and activation the result has.
+            output: Operation from which the result's scale, zero point and activation are copied.
             streams: Register prefix (e.g. WEIGHT1), region, address and size of each weight or scale stream.
         """
         place, zero_point = ifm

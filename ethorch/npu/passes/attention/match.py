@@ -37,7 +37,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """The product ``ofm[b, m, n] = sum of a[b, m, k] * b[b, n, k]``."""
+    """The product ``ofm[b, m, n] = sum over k of a[b, m, k] * b[b, n, k]``."""
 
     positions: tuple[int, ...]  # of the kernels in the stream
     batches: int

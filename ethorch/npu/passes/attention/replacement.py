@@ -82,7 +82,7 @@ class Writer:
         self.parallel = product.output.registers.get("PARALLEL_MODE", 0)
 
     def write(self, free_slots: Sequence[int]) -> bool:
-        """Emit the operations. Return False if there are not enough slots for lookup tables."""
+        """Emit operations that compute the product. Return False if there are not enough slots for lookup tables."""
         addresses = [self.constants.add(table) for table in build_tables()]
         chosen = self.slots.choose(addresses, free_slots)
         if chosen is None:

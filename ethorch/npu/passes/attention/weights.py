@@ -28,7 +28,7 @@ def _slice_header(weights: int) -> int:
 
 
 def build_header(weights: int) -> bytes:
-    """Return the first LINE bytes of a stream, whose number of weights must be even."""
+    """Return the first LINE bytes of a stream with an even number of weights."""
     bits = _slice_header(1) | _slice_header(weights - 1) << _HEADER_BITS + _WEIGHT_BITS
     return bits.to_bytes(LEAD + 1, "little") + bytes(LINE - LEAD - 1)
 
@@ -101,19 +101,19 @@ class Layout:
         return self.unit * (self.depth if self.has_taps else IFM_BLOCK)
 
     def _offset(self, output: int, first: int) -> int:
-        """Return a weight's byte offset. ``output`` must be a multiple of ``unit``, and ``first`` of LANES."""
+        """Return a weight's byte offset. ``output`` must be a multiple of ``unit``, and ``first`` a multiple of LANES."""
         block, inside = divmod(first, IFM_BLOCK)
         block_bytes = IFM_BLOCK * (self.unit if self.has_taps else self.rows)
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
 
     def list_boxes(self) -> list[Box]:
-        """Return boxes that cover all weights except the first."""
+        """Return boxes that cover all weights except the first weight."""
         by_inputs, by_outputs = list(self._cut_inputs()), list(self._cut_outputs())
         boxes = by_inputs if len(by_inputs) <= len(by_outputs) else by_outputs
         return [part for box in boxes for part in (_exclude_first(box) if box.offset == LEAD else (box,))]
 
     def list_gaps(self) -> list[Box]:
-        """Return boxes that cover the padding. Their sources are arbitrary, because the kernels store zeros."""
+        """Return boxes that cover the padding. Their sources are arbitrary, because zeros are stored."""
         gaps: list[Box] = []
         for first in (self.inputs, *range(round_up(self.inputs, LANES), self.depth, LANES)):
             start, inside = first // LANES * LANES, first % LANES
