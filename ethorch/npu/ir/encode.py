@@ -69,7 +69,7 @@ def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
     """Return the value of BLOCKDEP for each kernel, keyed by ``Op.key``.
 
     A chain keeps its decoded values if its kernels and the kernel before it are in their decoded order. Otherwise, all its kernels
-    have the value 0 if the chain reads bytes that the kernel before it writes, and the maximum if it does not.
+    have the same value: 0 if the chain conflicts with the kernel before it, or else the maximum.
     """
     blockdeps: dict[int, int] = {}
     before: Op | None = None
