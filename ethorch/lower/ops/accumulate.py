@@ -23,7 +23,8 @@ _LARGEST = 1 << 20
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
     """Add values[..., k, ...] to x[..., index[k], ...] along ``dim``.
 
-    Return None if x is not float or the matrix of ones and zeros would have more than ``_LARGEST`` elements.
+    The sums are computed as a product with a matrix of ones and zeros. Return None if x is not float, or if the matrix would have
+    more than ``_LARGEST`` elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
@@ -58,7 +59,7 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
     bound16=3,
 )
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
-    """x[index[k]] += alpha * source[k] along ``dim``. Repeated indices accumulate."""
+    """Add alpha * source[k] to x[index[k]] along ``dim``. Repeated indices accumulate."""
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)
 

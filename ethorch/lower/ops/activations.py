@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 @composite("aten.glu.default", samples=[Sample(I8(2, 8, 5), 1), Sample(I8(3, 6))])
 def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
-    """out = (first half of x along ``dim``) * sigmoid(second half)."""
+    """Return (first half of x along ``dim``) * sigmoid(second half)."""
     half = shape_of(x)[dim] // 2
     first, second = (s(aten.slice.Tensor, x, dim, k * half, (k + 1) * half) for k in range(2))
     return s(aten.mul.Tensor, first, s(aten.sigmoid.default, second))
@@ -28,7 +28,7 @@ def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
     samples=[Sample(I8(2, 6, 5, 4), W(6)), Sample(I8(3, 40), W(40)), Sample(I8(2, 5, 7), W(1))],
 )
 def prelu(s: AtenBuilder, x: Node, weight: Node) -> Any:
-    """out = max(x, 0) + weight * min(x, 0). ``weight`` has one entry, or one entry for each channel."""
+    """Return max(x, 0) + weight * min(x, 0). ``weight`` has one entry, or one entry for each channel."""
     trailing_ones = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
     shape = [*shape_of(weight), *trailing_ones]
     if weight.op == "get_attr":

@@ -55,7 +55,7 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 
 
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
-    """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
+    """Emit x + alpha * y (``name`` = ADD) or x - alpha * y (``name`` = SUB) in int32.
 
     Operands with equal scales are added exactly. Other operands are scaled so finely that only the final rounding affects the
     result. Int32 activations are first divided by 4 to prevent overflow.
@@ -139,7 +139,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x + alpha * y with broadcasting, rounded once, or ``x or y`` for truth values. TOSA ADD."""
+    """Return x + alpha * y with broadcasting, rounded once, or ``x or y`` for truth values. TOSA ADD."""
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
     return emit_sum(b, "ADD", x, y, alpha, out.q)
@@ -160,7 +160,7 @@ def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     samples=[*PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(I8(2, 8), I8(2, 8, high=5.0), alpha=0.5).of("aten.rsub.Tensor")],
 )
 def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x - alpha * y with broadcasting, rounded once. TOSA SUB."""
+    """Return x - alpha * y with broadcasting, rounded once. TOSA SUB."""
     return emit_sum(b, "SUB", x, y, alpha, out.q)
 
 
@@ -187,7 +187,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, computed exactly in int32 and rounded once, or ``x and y`` for truth values. TOSA MUL."""
+    """Return x * y with broadcasting, computed exactly in int32 and rounded once, or ``x and y`` for truth values. TOSA MUL."""
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
     if out.q is None:
@@ -204,7 +204,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|, read from a table, or computed with TOSA ABS for plain integers."""
+    """Return |x| from a table, or with TOSA ABS for plain integers."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -216,7 +216,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x, read from a table, or computed with TOSA SUB for plain integers."""
+    """Return -x from a table, or with TOSA SUB for plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
@@ -228,7 +228,7 @@ def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     bound16=3,
 )
 def hypot(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = sqrt(x * x + y * y)."""
+    """Return sqrt(x * x + y * y)."""
     return s(aten.sqrt.default, s(aten.add.Tensor, s(aten.mul.Tensor, x, x), s(aten.mul.Tensor, y, y)))
 
 
@@ -236,7 +236,7 @@ def hypot(s: AtenBuilder, x: Node, y: Node) -> Node:
     "aten.logaddexp.default", samples=[Sample(I8(2, 5, 6), I8(6)), Sample(I8(3, 40, low=-9.0, high=9.0), I8(3, 40))], bound16=3
 )
 def logaddexp(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(-|x - y|))."""
+    """Return log(exp(x) + exp(y)) = max(x, y) + log(1 + exp(-|x - y|))."""
     distance = s(aten.abs.default, s(aten.sub.Tensor, x, y))
     return s(aten.add.Tensor, s(aten.maximum.default, x, y), s(aten.softplus.default, s(aten.neg.default, distance)))
 
@@ -253,7 +253,7 @@ def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and below the diagonal, and 0 above it, computed as a product with a constant."""
+    """Return x with zeros above the diagonal, computed as a product with a constant."""
     return _triangle(s, x, diagonal, True)
 
 
@@ -263,5 +263,5 @@ def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and above the diagonal, and 0 below it, computed as a product with a constant."""
+    """Return x with zeros below the diagonal, computed as a product with a constant."""
     return _triangle(s, x, diagonal, False)

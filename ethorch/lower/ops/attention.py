@@ -68,7 +68,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """out = softmax(scale * query @ key.T + mask) @ value over the last two dims."""
+    """Return softmax(scale * query @ key.T + mask) @ value over the last two dims."""
     *lead, rows, width = shape_of(query)
     columns = shape_of(key)[-2]
     groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1

@@ -47,7 +47,7 @@ def _bitwise(name: str) -> None:
         f"aten.__{name}__.Scalar",
         quant=NOT_QUANTIZED,
         check=check_integers,
-        doc=f"out = x {name} y bit by bit, for integers or truth values. TOSA BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
+        doc=f"Return x {name} y bit by bit, for integers or truth values. TOSA BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
         samples=[
             Sample(Bools(2, 3, 5), Bools(5)),
             Sample(Ints(3, 40), Ints(3, 40)),
@@ -68,7 +68,7 @@ for _name in ("and", "or", "xor"):
 
 @op("aten.bitwise_not.default", quant=NOT_QUANTIZED, check=check_integers, samples=[Sample(Bools(2, 3, 5)), Sample(Ints(3, 40))])
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = not x, bit by bit, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
+    """Return not x, bit by bit, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(invert_truth(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
@@ -101,7 +101,7 @@ def _shifts(scalar: str) -> list[Sample]:
     samples=_shifts("aten.__lshift__.Scalar"),
 )
 def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * 2**y in int32, for y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
+    """Return x * 2**y in int32, for y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
     xv, yv, dims = _shift_operands(b, x, y)
     return QTensor(b.emit("LOGICAL_LEFT_SHIFT", xv, yv), dims, None)
 
@@ -120,7 +120,7 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = floor(x / 2**y) in int32, for y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
+    """Return floor(x / 2**y) in int32, for y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
 
     If the NPU supports only rounding shifts, half of 2**y is first subtracted from x.
     """

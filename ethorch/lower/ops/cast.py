@@ -80,7 +80,7 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
     ],
 )
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """out = x in another dtype.
+    """Return x in another dtype.
 
     - Quantized values become integers by rounding towards 0, using a TABLE for int8 and arithmetic for int16.
     - Integers and truth values become quantized values by a RESCALE, which rounds.

@@ -42,7 +42,7 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     samples=[*(sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = max(x, y) with broadcasting. TOSA MAXIMUM."""
+    """Return max(x, y) with broadcasting. TOSA MAXIMUM."""
     return extreme_of(b, "MAXIMUM", x, y, out.q, out.dtype)
 
 
@@ -57,7 +57,7 @@ def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[*(sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def minimum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = min(x, y) with broadcasting. TOSA MINIMUM."""
+    """Return min(x, y) with broadcasting. TOSA MINIMUM."""
     return extreme_of(b, "MINIMUM", x, y, out.q, out.dtype)
 
 
@@ -80,7 +80,7 @@ def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None
     samples=[Sample(I8(2, 5, 6), I8(6, low=-2.0, high=-1.0), I8(5, 1, low=1.0, high=2.0)), Sample(I8(3, 40), W(1), None)],
 )
 def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with broadcasting and optional bounds. TOSA MAXIMUM, MINIMUM."""
+    """Return min(max(x, low), high) with broadcasting and optional bounds. TOSA MAXIMUM, MINIMUM."""
     y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out.q, out.dtype)
     y = y if high is None else extreme_of(b, "MINIMUM", y, high, out.q, out.dtype)
     return y if out.q is None else b.to_qparams(y, out.q)
@@ -114,13 +114,13 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
 )
 def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = max(x, 0). TOSA CLAMP."""
+    """Return max(x, 0). TOSA CLAMP."""
     return _clamp(b, x, 0.0, math.inf, out)
 
 
 @op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
 def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x, 0), 6). TOSA CLAMP."""
+    """Return min(max(x, 0), 6). TOSA CLAMP."""
     return _clamp(b, x, 0.0, 6.0, out)
 
 
@@ -132,7 +132,7 @@ def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
 )
 def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
-    """out = min(max(x, min_val), max_val). TOSA CLAMP."""
+    """Return min(max(x, min_val), max_val). TOSA CLAMP."""
     return _clamp(b, x, min_val, max_val, out)
 
 
@@ -160,5 +160,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP."""
+    """Return min(max(x, low), high) with optional bounds. TOSA CLAMP."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

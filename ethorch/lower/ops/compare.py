@@ -86,7 +86,7 @@ def _comparison(name: str) -> OpSpec:
         f"aten.{name}.Tensor",
         f"aten.{name}.Scalar",
         quant=COMPARED if name in ("eq", "ne") else ORDERED,
-        doc=f"out = x {_COMPARISONS[name].symbol} y with broadcasting, as truth values.\n\n{_EXACTNESS}",
+        doc=f"Return x {_COMPARISONS[name].symbol} y with broadcasting, as truth values.\n\n{_EXACTNESS}",
         check=lambda x, y: float_operand(name, x, y),
         pointwise=True,
         steps=True,

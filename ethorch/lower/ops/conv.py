@@ -146,7 +146,7 @@ def convolution(
     *,
     out: Result,
 ) -> QTensor:
-    """out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
+    """Compute out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
     The formula assumes stride 1 and dilation 1. The result is computed exactly in int32 (int48 for int16) and rounded once.
 

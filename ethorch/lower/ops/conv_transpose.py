@@ -20,7 +20,9 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW]. The formula omits padding and dilation.
+    """Compute out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for weights [C,O/G,KH,KW].
+
+    The formula shows one axis, without padding and dilation.
 
     The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 and s*s times
     as many output channels computes all phases. The phases are then interleaved.

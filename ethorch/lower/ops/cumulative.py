@@ -55,7 +55,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``, computed exactly with a triangular matrix and rounded once. TOSA CONV2D.
+    """Return x[0] + ... + x[i] for each i along ``dim``, computed exactly with a triangular matrix and rounded once. TOSA CONV2D.
 
     More than 2,048 int8 values are summed in sections of 256. More than 2,048 int16 values are refused.
     """
@@ -112,7 +112,7 @@ def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, o
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
 )
 def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """out = product of x along ``dim``, computed as a chain of products. Products of more than 16 factors are not decomposed."""
+    """Return the product of x along ``dim``, as a chain of products. Products of more than 16 factors are not decomposed."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
     total = _products(s, x, dim)[-1]
@@ -132,7 +132,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``, computed as a chain of products, or as a parallel scan of more than 16 factors."""
+    """Return x[0] * ... * x[i] for each i along ``dim``, as a chain of products or, above 16 factors, a parallel scan."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)
@@ -140,19 +140,19 @@ def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
 
 @composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
 def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``, computed as a parallel scan of logaddexp operators."""
+    """Return log(exp(x[0]) + ... + exp(x[i])) for each i along ``dim``, as a parallel scan of logaddexp operators."""
     return _scan(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
 
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = maximum of x[0], ..., x[i] along ``dim``. Calls whose indices are used are not decomposed."""
+    """Return the maximum of x[0], ..., x[i] for each i along ``dim``. Calls whose indices are used are not decomposed."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = minimum of x[0], ..., x[i] along ``dim``. Calls whose indices are used are not decomposed."""
+    """Return the minimum of x[0], ..., x[i] for each i along ``dim``. Calls whose indices are used are not decomposed."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 

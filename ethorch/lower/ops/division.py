@@ -49,10 +49,10 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
     ],
 )
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
+    """Return x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - For int8 and |y| up to 8 times the scale of y, the reciprocal has 15 bits.
-    - For int8 and larger |y|, the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
+    - For int8, the reciprocal has 15 bits if |y| cannot exceed 8 times the scale of y, and 22 bits otherwise. With 22 bits,
+      x / 0 saturates, and 0 / 0 is 0.
     - If x or y is int16, y is factored into a power of 2 and a number between 1 and 2, and x is divided by both. A divisor of 0
       is replaced with the scale of y.
 
@@ -177,7 +177,7 @@ def _sign_bits(b: Builder, x: Value) -> Value:
     bound16=_ONE_INTEGER_16,
 )
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
-    """out = x / y, rounded down or towards 0 unless ``rounding_mode`` is None. Plain integers use TOSA INTDIV.
+    """Return x / y, rounded down or towards 0 unless ``rounding_mode`` is None. Plain integers use TOSA INTDIV.
 
     The error bound permits quotients that differ from PyTorch's by 1.
     """
@@ -205,7 +205,7 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
     bound16=_ONE_INTEGER_16,
 )
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * floor(x / y).
+    """Return x - y * floor(x / y).
 
     For integers, this result has the sign of y. The result of ExecuTorch's CPU kernel has the sign of x.
     """
@@ -221,7 +221,7 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=_ONE_INTEGER_16,
 )
 def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * trunc(x / y)."""
+    """Return x - y * trunc(x / y)."""
     return _remainder(s, x, y, "trunc")
 
 
@@ -233,5 +233,8 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). If x is 0 or negative, its logarithm saturates. The error bound covers three roundings."""
+    """Return x ** y = exp(y * log(x)). If x is 0 or negative, its logarithm saturates.
+
+    The error bound allows for three rounding steps: log, product and exp.
+    """
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

@@ -56,25 +56,25 @@ _EXTREMES = [
 
 @op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
 def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = maximum of x over ``dim``, without rounding. TOSA MAX_POOL2D, MAXIMUM."""
+    """Return the maximum of x over ``dim``, without rounding. TOSA MAX_POOL2D, MAXIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
 
 
 @op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
 def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = minimum of x over ``dim``, without rounding. TOSA MINIMUM."""
+    """Return the minimum of x over ``dim``, without rounding. TOSA MINIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
 @composite("aten.max.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def max_all(s: AtenBuilder, x: Node) -> Any:
-    """out = maximum of all elements."""
+    """Return the maximum of all elements."""
     return s(aten.amax.default, x, [], False)
 
 
 @composite("aten.min.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def min_all(s: AtenBuilder, x: Node) -> Any:
-    """out = minimum of all elements."""
+    """Return the minimum of all elements."""
     return s(aten.amin.default, x, [], False)
 
 
@@ -87,7 +87,7 @@ def are_indices_read(s: AtenBuilder) -> bool:
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (maximum of x over ``dim``, index of the maximum if this is used)."""
+    """Return the maximum of x over ``dim``, and its index if the index is used."""
     return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
@@ -95,7 +95,7 @@ def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (minimum of x over ``dim``, index of the minimum if this is used)."""
+    """Return the minimum of x over ``dim``, and its index if the index is used."""
     return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
@@ -160,7 +160,7 @@ _INDICES = [
     samples=_INDICES,
 )
 def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = first index of the maximum of x along ``dim``. TOSA ARGMAX."""
+    """Return the first index of the maximum of x along ``dim``. TOSA ARGMAX."""
     return _index_of_extreme(b, x, dim, False, out.shape)
 
 
@@ -178,5 +178,5 @@ def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bo
     samples=_INDICES,
 )
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = first index of the minimum of x along ``dim``. TOSA ARGMAX on -x."""
+    """Return the first index of the minimum of x along ``dim``. TOSA ARGMAX on -x."""
     return _index_of_extreme(b, x, dim, True, out.shape)

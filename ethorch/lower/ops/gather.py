@@ -100,7 +100,7 @@ def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any
     ],
 )
 def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
-    """out[..., k, ...] = x[..., index[k], ...]. TOSA SLICE, CONCAT, GATHER."""
+    """Compute out[..., k, ...] = x[..., index[k], ...]. TOSA SLICE, CONCAT, GATHER."""
     return b.to_qparams(rows_of(b, x, dim, index), out.q)
 
 
@@ -141,7 +141,7 @@ def embedding(
     *,
     out: Result,
 ) -> QTensor:
-    """out = weight[indices]. TOSA SLICE, CONCAT, GATHER."""
+    """Return weight[indices]. TOSA SLICE, CONCAT, GATHER."""
     return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
@@ -184,7 +184,7 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
-    """out = x[indices]. TOSA SLICE, CONCAT, GATHER.
+    """Return x[indices]. TOSA SLICE, CONCAT, GATHER.
 
     Constant indices of adjacent dims are merged into one index.
     """
@@ -221,7 +221,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for ``dim`` = 1. TOSA SLICE, CONCAT, GATHER."""
+    """Compute out[i, j] = x[i, index[i, j]] for ``dim`` = 1. TOSA SLICE, CONCAT, GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

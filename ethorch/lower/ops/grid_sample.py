@@ -211,7 +211,7 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
     bound16=2,
 )
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
-    """out[n,c,i,j] = x[n,c] at position (x, y) = grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
+    """Sample x[n,c] at each position grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
     Coordinates have up to 11 fractional bits for int8, 14 for int16, and 20 in nearest mode. The result is rounded once, or twice
     for int16. A constant grid that is equal for all n becomes a linear layer with up to 2**24 weights.
@@ -288,7 +288,7 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
+    """Return theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
 
     The products are summed in int32, and the sum is rounded once. TOSA MUL, ADD.
     """

@@ -41,7 +41,10 @@ def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
 
 
 def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
-    """Return x[start:end:step] along ``dim``. A step above 1 splits the axis into groups, and a SLICE reads the first of each."""
+    """Return x[start:end:step] along ``dim``.
+
+    A step above 1 splits the axis into groups, and a SLICE reads the first element of each.
+    """
     value, axis, dims = b.axis_of(x, dim)
     extent = value.shape[axis]
     first, last, step = slice(start, end, step).indices(extent)
@@ -79,7 +82,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 cast of ``x`` that was inserted for a GATHER or SCATTER, or None if ``x`` has no such cast."""
+    """Return the int32 cast of ``x`` that was inserted for a GATHER or SCATTER, or None if ``x`` has no such cast."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:

@@ -29,7 +29,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(1, 8, 1, 5), [2, -1, 4, 5]), Sample(I8(12), [2, 12]), Sample(I8(4, 5), [4, 5])],
 )
 def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, *, out: Result) -> QTensor:
-    """out = x repeated along its dims of size 1, so that the shape becomes ``size``. TOSA TILE."""
+    """Repeat x along dims of size 1, so that its shape becomes ``size``. TOSA TILE."""
     x = b.view(x, (1,) * (len(out.shape) - x.rank) + x.shape)
     return b.to_qparams(b.tile(x, [want // have if have else 1 for want, have in zip(out.shape, x.shape, strict=True)]), out.q)
 
@@ -42,7 +42,7 @@ def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, 
     samples=[Sample(I8(1, 4, 3, 2), [1, 2, 1, 3]), Sample(I8(12), [1, 3]), Sample(I8(2, 3), [1, 1])],
 )
 def repeat(b: Builder, x: QTensor, repeats: Sequence[int], *, out: Result) -> QTensor:
-    """out = x repeated ``repeats[d]`` times along each dim d. TOSA TILE."""
+    """Repeat x ``repeats[d]`` times along each dim d. TOSA TILE."""
     x = b.view(x, (1,) * (len(repeats) - x.rank) + x.shape)
     return b.to_qparams(b.tile(x, list(repeats)), out.q)
 
@@ -53,7 +53,7 @@ def repeat(b: Builder, x: QTensor, repeats: Sequence[int], *, out: Result) -> QT
     samples=[Sample([I8(2, 3), I8(2, 3, low=-1.0)], 1), Sample([I8(1, 4, 5), I8(1, 4, 5)], -1)],
 )
 def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = tensors concatenated along a new ``dim``. TOSA CONCAT."""
+    """Concatenate tensors along a new ``dim``. TOSA CONCAT."""
     dim %= tensors[0].rank + 1
     parts = [b.view(x, (*x.shape[:dim], 1, *x.shape[dim:])) for x in tensors]
     joined: QTensor = cat(b, parts, dim, out=out)
@@ -62,7 +62,7 @@ def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) 
 
 @composite("aten.repeat_interleave.self_int", samples=[Sample(I8(2, 3, 4), 2, 1), Sample(I8(2, 3), 3, -1), Sample(I8(2, 3), 2)])
 def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Any:
-    """out = x with each element repeated ``repeats`` times along ``dim``. If ``dim`` is None, x is first flattened."""
+    """Repeat each element of x ``repeats`` times along ``dim``. If ``dim`` is None, x is first flattened."""
     if dim is None:
         x, dim = s(aten.reshape.default, x, [-1]), 0
     shape = list(shape_of(x))
@@ -88,7 +88,7 @@ def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = N
     ],
 )
 def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = tensors concatenated along ``dim``, after conversion to the quantization parameters of ``out``. TOSA CONCAT."""
+    """Concatenate tensors along ``dim``, after conversion to the quantization parameters of ``out``. TOSA CONCAT."""
     parts = [b.convert_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]

@@ -115,7 +115,7 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], computed in int32 (int48 for int16), rounded once. TOSA CONV2D."""
+    """Return x @ w.T + bias: int8[..., I] -> int8[..., O], computed in int32 (int48 for int16) and rounded once. TOSA CONV2D."""
     weight = weight_array(w)
     outputs, inputs = weight.shape
     rows = math.prod(x.shape[:-1])
@@ -150,7 +150,7 @@ def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTenso
     "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
 )
 def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
-    """out[..., o] = bias[o] + sum over i, j of x[..., i] * weight[o, i, j] * y[..., j], computed with linear and matmul."""
+    """Compute out[..., o] = bias[o] + sum over i, j of x[..., i] * weight[o, i, j] * y[..., j], using linear and matmul."""
     outputs, inputs, others = shape_of(weight)
     matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
     of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])

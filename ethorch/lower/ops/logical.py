@@ -15,7 +15,10 @@ from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Convert x to truth values. Nonzero elements become true. If the NPU lacks BOOL, INT8 integers are returned unchanged."""
+    """Convert x to truth values. Nonzero elements become true.
+
+    If the NPU lacks BOOL, INT8 values are truth values and are not changed.
+    """
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -52,7 +55,7 @@ def _logical_operator(name: str) -> None:
     @op(
         f"aten.logical_{name}.default",
         quant=COMPARED,
-        doc=f"out = x {name} y with broadcasting, for truth values. Nonzero elements of other dtypes are true. {_LOGICAL[name]}",
+        doc=f"Return x {name} y with broadcasting, for truth values. Nonzero elements of other dtypes are true. {_LOGICAL[name]}",
         pointwise=True,
         steps=True,
         truths=True,
@@ -75,7 +78,7 @@ for _name in ("and", "or", "xor"):
     samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1)), Sample(Ints(40, low=-2, high=2, dtype="int8"))],
 )
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
-    """out = not x. TOSA LOGICAL_NOT, or TABLE for int8."""
+    """Return not x. TOSA LOGICAL_NOT, or TABLE for int8."""
     x = as_truth(b, x)
     return QTensor(invert_truth(b, x.value), x.dims, None)
 
@@ -100,7 +103,7 @@ def _reduction(name: str) -> None:
         f"aten.{name}.dims",
         quant=COMPARED,
         truths=True,
-        doc=f"out = {name} of x over ``dim``. Nonzero elements of other dtypes are true. {_REDUCED[name]}",
+        doc=f"Reduce x with ``{name}`` over ``dim``. Nonzero elements of other dtypes are true. {_REDUCED[name]}",
         also={
             f"aten.{name}.default": lambda x: ((x, None), {}),
             f"aten.{name}.dim": lambda x, dim, keepdim=False: ((x, [dim], keepdim), {}),

@@ -95,7 +95,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
     ],
 )
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
-    """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], computed exactly in int32 and rounded once. TOSA MATMUL.
+    """Return x[n] @ y[n] for each n: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], computed in int32 and rounded once. TOSA MATMUL.
 
     For int16, the product is exact in int48. If MATMUL supports only int8, products of the high and low bytes are added instead.
     """
@@ -118,7 +118,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], decomposed into a linear layer if y is a parameter, or a bmm otherwise."""
+    """Return x @ y: int8[H,C], int8[C,W] -> int8[H,W], decomposed into a linear layer if y is a parameter, or a bmm otherwise."""
     return _product(s, x, y)
 
 
@@ -136,7 +136,7 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
     ],
 )
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y with PyTorch's broadcasting.
+    """Return x @ y with PyTorch's broadcasting.
 
     If y is a single matrix, one product multiplies all rows of x by it. Otherwise, the batch dims of x and y are broadcast, and one
     bmm is used.
@@ -196,7 +196,7 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = beta * bias + alpha * x @ y, decomposed into bmm, mul and add unless beta = 0 and alpha > 0. TOSA MATMUL."""
+    """Return beta * bias + alpha * x @ y, decomposed into bmm, mul and add unless beta = 0 and alpha > 0. TOSA MATMUL."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 
@@ -206,7 +206,10 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive constant factor into the bmm that computes ``x``. Views may follow the bmm. Return None if folding fails."""
+    """Fold a positive constant factor into the bmm that computes ``x``, directly or through views.
+
+    Return None if this is not possible.
+    """
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -236,5 +239,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = einsum(equation, operands), which PyTorch decomposes into permutes, views and bmm."""
+    """Return einsum(equation, operands), which PyTorch decomposes into permutes, views and bmm."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

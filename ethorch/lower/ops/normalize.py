@@ -78,7 +78,7 @@ def batch_norm_of_floats(
 def batch_norm(
     b: Builder, x: QTensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float, *, out: Result
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
     The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel.
     """
@@ -253,7 +253,7 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the dims of ``shape``, followed by a batch norm with gamma and beta.
+    """Compute (x - mean) / sqrt(var + eps) over the dims of ``shape``, followed by a batch norm with gamma and beta.
 
     The error bound is 2 because PyTorch rounds about 1% of values differently, and a large gamma doubles this difference.
     """
@@ -291,7 +291,7 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the dims of ``shape``, followed by a batch norm with gamma.
+    """Compute x / sqrt(mean(x**2) + eps) over the dims of ``shape``, followed by a batch norm with gamma.
 
     See ``layer_norm`` for the error bound.
     """
@@ -335,7 +335,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, using a layer norm and a batch norm."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, using layer and batch norms."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -362,7 +362,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using a layer norm and a batch norm.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using layer and batch norms.
 
     If running statistics are used, only a batch norm is needed.
     """
@@ -379,10 +379,10 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
 
-    The mean and reciprocal root, the operator's other results, are not computed. In an edge program, an instance norm becomes this
-    operator.
+    The operator's other results, the mean and the reciprocal root, are not computed. In an edge program, an instance norm
+    becomes this operator.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

@@ -47,7 +47,7 @@ def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x padded with its reflection at the edges, using a constant index along each dim."""
+    """Pad x with its reflection at the edges, using a constant index along each dim."""
     return pad_by_index(s, x, padding, "reflect")
 
 
@@ -58,7 +58,7 @@ def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x padded with its edge elements, using a constant index along each dim."""
+    """Pad x with its edge elements, using a constant index along each dim."""
     return pad_by_index(s, x, padding, "replicate")
 
 
@@ -91,7 +91,7 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
     ],
 )
 def constant_pad(b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: Result, mode: str = "constant") -> QTensor:
-    """out = x padded with ``value``. Negative padding crops. TOSA PAD, SLICE."""
+    """Pad x with ``value``. Negative padding crops. TOSA PAD, SLICE."""
     stored, dims = b.alike([b.to_qparams(x, out.q)])
     values = stored[0]
     pads = [(0, 0)] * values.rank

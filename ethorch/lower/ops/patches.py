@@ -49,7 +49,7 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
     ],
 )
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = patches of a padded feature map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW]."""
+    """Return the patches of a padded feature map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW]."""
     # Adjacent patches are a permutation. Otherwise, a slice is selected for each row, then for each column of the kernel.
     if any(padding):
         x = s(aten.constant_pad_nd.default, x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
@@ -99,7 +99,7 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = sum of all columns, each added at its patch in a feature map: [N, C * KH * KW, OH * OW] -> [N,C,H,W]."""
+    """Add each column to its patch of a feature map of zeros: [N, C * KH * KW, OH * OW] -> [N,C,H,W]."""
     # A block of the taps within one stride (one tap if dilated) covers each position at most once. One sum adds all blocks.
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

@@ -62,7 +62,7 @@ def max_pool2d(
     *,
     out: Result,
 ) -> Any:
-    """out = maximum over each window, excluding padding: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA MAX_POOL2D."""
+    """Return the maximum over each window, excluding padding: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA MAX_POOL2D."""
     value, window = _window(x, kernel, stride, padding, dilation, out).crop(b, b.nhwc(x))
     if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
         value, window = _pad_with_lowest(b, value, window), window.without_padding()
@@ -157,7 +157,7 @@ def avg_pool2d(
     *,
     out: Result,
 ) -> QTensor:
-    """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
+    """Return the mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
     - A single window that covers the feature map uses ``mean_over``.
     - Padding included in the mean becomes a PAD with the zero point.
@@ -215,7 +215,7 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over each adaptive window: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
+    """Return the mean over each adaptive window: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
     - A single window uses ``mean_over``.
     - Uniform windows use one AVG_POOL2D.

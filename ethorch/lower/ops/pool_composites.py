@@ -34,7 +34,7 @@ def _uses_indices(node: Node) -> bool:
 def max_pool1d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1.
+    """Return the maximum over each window of [N,C,L], pooled as a feature map of height 1.
 
     Calls whose indices are used are not decomposed.
     """
@@ -58,7 +58,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Any:
-    """out = mean over each window of [N,C,L], pooled as a feature map of height 1."""
+    """Return the mean over each window of [N,C,L], pooled as a feature map of height 1."""
     (k,), (p,) = _each(kernel, 1), _each(padding, 1)
     (t,) = _each(stride, 1, [k])
     flat = s(aten.unsqueeze.default, x, -2)
@@ -70,7 +70,7 @@ def avg_pool1d(
     samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
 )
 def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over each adaptive window of [N,C,L], pooled as a feature map of height 1."""
+    """Return the mean over each adaptive window of [N,C,L], pooled as a feature map of height 1."""
     (count,) = _each(size, 1)
     return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
 
@@ -80,7 +80,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
 )
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,H,W]. Calls whose indices are used are not decomposed.
+    """Return the maximum over each adaptive window of [N,C,H,W]. Calls whose indices are used are not decomposed.
 
     Uniform windows become one pool. For other windows, a maximum is computed for each row of windows, then for each column.
     """
@@ -101,7 +101,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,L]. Calls whose indices are used are not decomposed."""
+    """Return the maximum over each adaptive window of [N,C,L]. Calls whose indices are used are not decomposed."""
     if _uses_indices(s.node):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
@@ -116,7 +116,7 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W], pooled over planes, then over depth.
+    """Return the maximum over each window of [N,C,D,H,W], pooled over height and width, then over depth.
 
     Calls whose indices are used are not decomposed.
     """
@@ -148,7 +148,7 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """out = mean over each window of [N,C,D,H,W], pooled over planes, then over depth.
+    """Return the mean over each window of [N,C,D,H,W], pooled over height and width, then over depth.
 
     Calls with ``divisor_override`` are not decomposed.
     """
@@ -170,9 +170,9 @@ def avg_pool3d(
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over each adaptive window of [N,C,D,H,W].
+    """Return the mean over each adaptive window of [N,C,D,H,W].
 
-    Uniform windows become one pool. Other windows are pooled over depth, then over planes.
+    Uniform windows become one pool. Other windows are pooled over depth, then over height and width.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -192,7 +192,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = maximum over each adaptive window of [N,C,D,H,W]. Calls whose indices are used are not decomposed.
+    """Return the maximum over each adaptive window of [N,C,D,H,W]. Calls whose indices are used are not decomposed.
 
     Uniform windows become one pool. Other windows are pooled over depth, height and width, one after another.
     """

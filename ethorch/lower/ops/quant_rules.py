@@ -33,10 +33,10 @@ class QuantRule:
 
     Attributes:
         inputs: Whether float tensor inputs are quantized.
-        only_first: Whether only the first tensor argument is quantized. The others are constants or indices.
-        output: Output parameters, one of ``own`` (observed), ``same`` (the first input's), ``fixed`` (``fixed_range``), ``none``.
-        keeps_codes: Whether each result element is zero or an input element. The output then shares the input's parameters, unless
-            QAT is used, the operator is absorbed, or a concatenation reads the output.
+        only_first: Whether only the first tensor is quantized. Other tensors are constants or indices.
+        output: Source of output parameters: ``own`` (observed), ``same`` (first input), ``fixed`` (``fixed_range``) or ``none``.
+        keeps_codes: Whether each result element is zero or an input element. If so, the output shares the input's parameters,
+            unless QAT is used, the operator is absorbed, or a concatenation reads the output.
         layer: Arguments and channels of a convolution or linear layer, or None for other operators.
         joins: Whether the output concatenates the inputs. If so, an input that no other operator reads has the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.

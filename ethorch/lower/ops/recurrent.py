@@ -169,7 +169,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h, c) of torch.nn.LSTM."""
+    """Return (output, h, c) of torch.nn.LSTM."""
     return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 
@@ -190,7 +190,7 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.GRU."""
+    """Return (output, h) of torch.nn.GRU."""
     return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
 
 
@@ -210,7 +210,7 @@ def rnn_tanh(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.RNN, where h' = tanh(W x + U h + b)."""
+    """Return (output, h) of torch.nn.RNN, where h' = tanh(W x + U h + b)."""
     return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
@@ -227,7 +227,7 @@ def rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.RNN with relu, where h' = max(W x + U h + b, 0)."""
+    """Return (output, h) of torch.nn.RNN with relu, where h' = max(W x + U h + b, 0)."""
     return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
@@ -252,7 +252,7 @@ def _step(
 def lstm_cell(
     s: AtenBuilder, x: Node, hx: Sequence[Node], w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = (h, c) of torch.nn.LSTMCell."""
+    """Return (h, c) of torch.nn.LSTMCell."""
     return _step(s, _lstm_cell, x, list(hx), [w_ih, w_hh, b_ih, b_hh])
 
 
@@ -265,7 +265,7 @@ def lstm_cell(
     ],
 )
 def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
-    """out = h of torch.nn.GRUCell."""
+    """Return h of torch.nn.GRUCell."""
     states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
     return states and states[0]
 
@@ -277,7 +277,7 @@ _RNN_CELL = [Sample(I8(2, 5), I8(2, 6), W(6, 5), W(6, 6), W(6), W(6))]
 def rnn_tanh_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = h of torch.nn.RNNCell, tanh(W x + U h + b)."""
+    """Return h' = tanh(W x + U h + b) of torch.nn.RNNCell."""
     states = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
     return states and states[0]
 
@@ -286,6 +286,6 @@ def rnn_tanh_cell(
 def rnn_relu_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = h of torch.nn.RNNCell with relu, max(W x + U h + b, 0)."""
+    """Return h' = max(W x + U h + b, 0) of torch.nn.RNNCell with relu."""
     states = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
     return states and states[0]

@@ -91,7 +91,7 @@ _PLANES = [
 
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
 def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution over 4 x 4 neighbors (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], using a matrix along each dim."""
+    """Resize by cubic convolution over 4 x 4 neighbors (a = -0.75), using a matrix along each dim: [N,C,H,W] -> [N,C,OH,OW]."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
 
@@ -99,7 +99,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution (a = -0.5), with a wider kernel if the feature map shrinks."""
+    """Resize by cubic convolution (a = -0.5), with a wider kernel if the feature map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 
@@ -107,7 +107,7 @@ def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale
     "aten._upsample_bilinear2d_aa.default", also={"aten._upsample_bilinear2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = bilinear interpolation: [N,C,H,W] -> [N,C,OH,OW]. The triangular kernel is wider if the feature map shrinks."""
+    """Resize by bilinear interpolation: [N,C,H,W] -> [N,C,OH,OW]. The triangular kernel is wider if the feature map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
 
 
@@ -128,7 +128,7 @@ _VOLUMES = [
 def upsample_trilinear3d(
     s: AtenBuilder, x: Node, size: Any, align: bool, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Any:
-    """out = linear interpolation along three dims: [N,C,D,H,W] -> [N,C,OD,OH,OW]."""
+    """Resize by linear interpolation along three dims: [N,C,D,H,W] -> [N,C,OD,OH,OW]."""
     return _resize_by_matrices(
         s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_trilinear3d(m, to, align, *by)
     )
@@ -136,7 +136,7 @@ def upsample_trilinear3d(
 
 @composite("aten.upsample_nearest3d.default", also={"aten.upsample_nearest3d.vec": _vec}, samples=_VOLUMES)
 def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None) -> Node:
-    """out[n,c,d,i,j] = x[n,c, floor(d * D / OD), floor(i * H / OH), floor(j * W / OW)]."""
+    """Compute out[n,c,d,i,j] = x[n,c, floor(d * D / OD), floor(i * H / OH), floor(j * W / OW)]."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_nearest3d(m, to, *by))
 
 
@@ -146,7 +146,7 @@ def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, 
     samples=[Sample(I8(1, 4, 9), [14]), Sample(I8(2, 3, 9), [15], 1.7)],
 )
 def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = None) -> Node:
-    """out[n,c,i] = x[n,c, floor((i + 1/2) * L / OL)]."""
+    """Compute out[n,c,i] = x[n,c, floor((i + 1/2) * L / OL)]."""
     return _select_along_dims(s, x, size, (scale,), lambda m, to, by: aten._upsample_nearest_exact1d(m, to, *by))
 
 
@@ -156,7 +156,7 @@ def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = No
     samples=[Sample(I8(1, 4, 6, 5), [12, 10]), Sample(I8(2, 3, 8, 9), [5, 12]), Sample(I8(1, 3, 4, 9), [6, 6], 1.6, 0.75)],
 )
 def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = None, scale_w: Any = None) -> Node:
-    """out[n,c,i,j] = x[n,c, floor((i + 1/2) * H / OH), floor((j + 1/2) * W / OW)]."""
+    """Compute out[n,c,i,j] = x[n,c, floor((i + 1/2) * H / OH), floor((j + 1/2) * W / OW)]."""
     return _select_along_dims(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact2d(m, to, *by))
 
 
@@ -164,5 +164,5 @@ def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = 
 def upsample_nearest_exact3d(
     s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Node:
-    """out = ``upsample_nearest3d``, with floor((i + 1/2) * H / OH) instead of floor(i * H / OH) along each dim."""
+    """Resize like ``upsample_nearest3d``, but with floor((i + 1/2) * H / OH) instead of floor(i * H / OH) along each dim."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))

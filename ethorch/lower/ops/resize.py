@@ -102,7 +102,7 @@ _UPSAMPLE = [
     samples=[*_UPSAMPLE, Sample(I8(1, 3, 4, 9), [6, 6], 1.6, 0.75)],
 )
 def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: Result) -> QTensor:
-    """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW]."""
+    """Compute out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW]."""
     height, width = out.shape[-2:]
     return b.to_qparams(nearest(b, x, (height, width), (scales_h, scales_w)), out.q)
 
@@ -114,7 +114,7 @@ def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, 
     samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18]), Sample(I8(2, 3, 9), [15], 1.7)],
 )
 def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: Result) -> QTensor:
-    """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL]."""
+    """Compute out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL]."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     return b.to_qparams(b.view(nearest(b, flat, (1, out.shape[-1]), (None, scales)), out.shape), out.q)
 
@@ -251,7 +251,7 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: Result
 ) -> QTensor:
-    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
+    """Resize x by bilinear interpolation: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
 
     The result is rounded once, or several times if computed as products with matrices.
     """
@@ -274,7 +274,7 @@ def upsample_linear1d_of_floats(
     samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True), Sample(I8(2, 3, 9), [15], False, 1.7)],
 )
 def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
-    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL]. TOSA CONV2D, DEPTHWISE_CONV2D.
+    """Resize x by linear interpolation: int8[N,C,L] -> int8[N,C,OL]. TOSA CONV2D, DEPTHWISE_CONV2D.
 
     The result is rounded once, or twice for some sizes in int16.
     """

@@ -43,14 +43,14 @@ _SLACK = (1, 8, 64)
 class Threshold:
     """A conversion of int16 values to integers: round((units - clamp(units, -dead, dead) + shift) * step / _PARTS).
 
-    ``units`` is an int16 value times ``_PARTS``. Halves are rounded up.
+    ``units`` is the int16 value times ``_PARTS``, and ``step`` is its scale. Halves are rounded up.
     """
 
     shift: int
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """Return int64[65536], the integers that replace all int16 values with scale ``step`` (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536], the results for all int16 values with scale ``step`` (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
@@ -88,9 +88,10 @@ def _nearest(half: float, slack: int) -> Threshold:
 
 
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
-    """Apply ``function`` to an int16 tensor, and return INT32 multiples of ``unit``.
+    """Apply ``function`` to an int16 tensor by means of a Threshold. Return INT32 multiples of ``unit``.
 
-    Return None if any result differs from PyTorch. A value within float32 precision of an integer may be rounded to either side.
+    Return None if no Threshold produces PyTorch's results. A value within float32 precision of an integer may be rounded to
+    either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step

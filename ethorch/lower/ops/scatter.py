@@ -95,7 +95,7 @@ def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source:
     samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
 )
 def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *, out: Result) -> QTensor:
-    """out = x with source[k] at x[index[k]] along ``dim``, using slices and a CONCAT.
+    """Return x with source[k] at x[index[k]] along ``dim``, using slices and a CONCAT.
 
     With a computed index, the operator becomes an index_put.
     """
@@ -224,7 +224,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     ],
 )
 def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: Result) -> QTensor:
-    """out = x with values at x[indices]. The lowering requires a single index.
+    """Return x with values at x[indices]. The lowering requires a single index.
 
     - A constant index uses slices and a CONCAT.
     - A single row at a computed index, e.g. of a cache, is lowered like ``where``. (For a SCATTER, Vela estimates a memory burst

@@ -61,7 +61,7 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """x[index[i, j], j] += source[i, j] for dim 0. Repeated indices accumulate."""
+    """Add source[i, j] to x[index[i, j], j] for dim 0. Repeated indices accumulate."""
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
 
@@ -88,7 +88,7 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = x, with a sum, mean, amax or amin of ``source`` (and x if ``include_self``) at each position in ``index``.
+    """Return x with the sum, mean, amax or amin of ``source`` (and x if ``include_self``) at each position in ``index``.
 
     With a computed index, only sums with ``include_self`` are decomposed.
     """

@@ -32,7 +32,10 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
-    """Return condition ? x : y, quantized with ``q``. If ``q`` is None, the result has ``dtype``, by default that of x or y."""
+    """Return condition ? x : y, quantized with ``q``.
+
+    If ``q`` is None, the result has ``dtype``. Default: the dtype of x, or of y if x is not a tensor.
+    """
     condition = b.plain_tensor(condition)
     if q is not None:
         return select_elements(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)
@@ -62,7 +65,7 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
     ],
 )
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = condition ? x : y with broadcasting. TOSA SELECT, or MUL and ADD.
+    """Return condition ? x : y with broadcasting. TOSA SELECT, or MUL and ADD.
 
     Only the conversion to the scale of ``out`` rounds.
     """
@@ -89,7 +92,7 @@ def _fill_rule(node: Any) -> QuantRule:
     ],
 )
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
-    """out = mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
+    """Return mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
     If the mask is constant and ``value`` is the lowest value of the range, the operator becomes one ADD of a constant.
     """

@@ -28,7 +28,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(2, 3, 4, 5), [1, 0], [-1, 2])],
 )
 def movedim(s: AtenBuilder, x: Node, source: Sequence[int], destination: Sequence[int]) -> Any:
-    """out = x with dims ``source`` moved to ``destination``. The other dims remain in order."""
+    """Return x with dims ``source`` moved to ``destination``. The other dims remain in order."""
     rank = len(shape_of(x))
     places = {d % rank: a % rank for a, d in zip(source, destination, strict=True)}
     rest = iter(d for d in range(rank) if d not in {a % rank for a in source})
@@ -46,13 +46,13 @@ def movedim(s: AtenBuilder, x: Node, source: Sequence[int], destination: Sequenc
     samples=[Sample(I8(2, 3, 4), 0, -1)],
 )
 def swapaxes(s: AtenBuilder, x: Node, first: int, second: int) -> Any:
-    """out = x with two dims exchanged."""
+    """Return x with two dims exchanged."""
     return s(aten.transpose.int, x, first, second)
 
 
 @composite("aten.pixel_shuffle.default", samples=[Sample(I8(1, 8, 3, 4), 2), Sample(I8(2, 9, 2, 2), 3)])
 def pixel_shuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
-    """out[n,c,h*r+i,w*r+j] = x[n,c*r*r+i*r+j,h,w]: [N,C*r*r,H,W] -> [N,C,H*r,W*r]."""
+    """Compute out[n,c,h*r+i,w*r+j] = x[n,c*r*r+i*r+j,h,w]: [N,C*r*r,H,W] -> [N,C,H*r,W*r]."""
     *lead, c, h, w = shape_of(x)
     r, k = factor, len(lead)
     parts = s(aten.reshape.default, x, [*lead, c // (r * r), r, r, h, w])
@@ -62,7 +62,7 @@ def pixel_shuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
 
 @composite("aten.pixel_unshuffle.default", samples=[Sample(I8(1, 2, 6, 4), 2), Sample(I8(2, 1, 3, 6), 3)])
 def pixel_unshuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
-    """out[n,c*r*r+i*r+j,h,w] = x[n,c,h*r+i,w*r+j]: [N,C,H*r,W*r] -> [N,C*r*r,H,W]."""
+    """Compute out[n,c*r*r+i*r+j,h,w] = x[n,c,h*r+i,w*r+j]: [N,C,H*r,W*r] -> [N,C*r*r,H,W]."""
     *lead, c, h, w = shape_of(x)
     r, k = factor, len(lead)
     parts = s(aten.reshape.default, x, [*lead, c, h // r, r, w // r, r])
@@ -76,7 +76,7 @@ def pixel_unshuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
     samples=[Sample(I8(1, 6, 4, 4), 2)],
 )
 def channel_shuffle(s: AtenBuilder, x: Node, groups: int) -> Any:
-    """out[n,k*G+g] = x[n,g*K+k] for G groups of K channels."""
+    """Compute out[n,k*G+g] = x[n,g*K+k] for G groups of K channels."""
     n, c, *rest = shape_of(x)
     parts = s(aten.reshape.default, x, [n, groups, c // groups, *rest])
     return s(aten.reshape.default, s(aten.transpose.int, parts, 1, 2), [n, c, *rest])
@@ -84,7 +84,7 @@ def channel_shuffle(s: AtenBuilder, x: Node, groups: int) -> Any:
 
 @composite("aten.copy.default", samples=[Sample(I8(2, 3), I8(2, 3)), Sample(I8(2, 3), I8(3))])
 def copy(s: AtenBuilder, x: Node, source: Node, non_blocking: bool = False) -> Any:
-    """out = source, expanded to the shape of x."""
+    """Return source, expanded to the shape of x."""
     return s(aten.clone.default, source) if shape_of(source) == shape_of(x) else s(aten.expand.default, source, list(shape_of(x)))
 
 
@@ -113,7 +113,7 @@ def copy(s: AtenBuilder, x: Node, source: Node, non_blocking: bool = False) -> A
     ],
 )
 def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
-    """out = elements of x in PyTorch's order, in another shape. Data moves only if necessary. TOSA RESHAPE."""
+    """Return x in another shape, with its elements in PyTorch's order. Data moves only if necessary. TOSA RESHAPE."""
     return b.to_qparams(b.view(x, out.shape), out.q)
 
 
@@ -131,7 +131,7 @@ def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
     samples=[Sample(I8(2, 3, 4, 5), [0, 2, 3, 1]), Sample(I8(4, 6), [1, 0]), Sample(I8(1, 4, 6), [0, -1, 1])],
 )
 def permute(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x with dims in the order ``dims``. Data moves only if a later operator requires it."""
+    """Return x with dims in the order ``dims``. Data moves only if a later operator requires it."""
     return b.to_qparams(b.permute(x, [dim % x.rank for dim in dims]), out.q)
 
 
@@ -158,11 +158,11 @@ def _swap(x: Any, first: int, second: int) -> list[int]:
     samples=[Sample(I8(2, 5), 0.5, False)],
 )
 def identity(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """out = x, for copies, and for dropout in eval mode."""
+    """Return x unchanged, for copies and for dropout in eval mode."""
     return b.to_qparams(x, out.q)
 
 
 @composite("aten.view_as.default", samples=[Sample(I8(2, 6), I8(3, 4))])
 def view_as(s: AtenBuilder, x: Node, target: Node) -> Node:
-    """out = x in the shape of ``target``."""
+    """Return x in the shape of ``target``."""
     return s(torch.ops.aten.view.default, x, list(shape_of(target)))

@@ -32,7 +32,7 @@ _MOST_WITHOUT_GATHER = 4096
     samples=[Sample(I8(1, 3, 5, 4), [2]), Sample(I8(1, 3, 5, 4), [-1, 1]), Sample(I8(4, 6), [0]), Sample(I8(9), [0])],
 )
 def flip(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x in reverse order along ``dims``. TOSA REVERSE."""
+    """Return x in reverse order along ``dims``. TOSA REVERSE."""
     for dim in dims:
         if x.shape[dim] > 1:
             x = _reverse(b, x, dim % x.rank)
@@ -53,7 +53,7 @@ def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
     samples=[Sample(I8(1, 3, 5, 4), [2, -1], [2, 3]), Sample(I8(3, 4), [5]), Sample(I8(2, 6), [3], [-1])],
 )
 def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Result) -> QTensor:
-    """out = x shifted cyclically by ``shifts`` along ``dims``. TOSA SLICE, CONCAT."""
+    """Return x shifted cyclically by ``shifts`` along ``dims``. TOSA SLICE, CONCAT."""
     full = x.shape
     if not dims:
         x, dims = b.view(x, (math.prod(full),)), [0]
@@ -82,7 +82,7 @@ def _sizes(extent: int, size: int) -> list[int]:
     samples=[Sample(I8(1, 7, 4, 3), 3, 1), Sample(I8(4, 6), 2, -1)],
 )
 def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> Any:
-    """out = slices of x along ``dim``, each with its own scale."""
+    """Return slices of x along ``dim``, each with its own scale."""
     extent = shape_of(x)[dim]
     slices, start = [], 0
     for size in _sizes(extent, sizes) if isinstance(sizes, int) else sizes:
@@ -97,7 +97,7 @@ def _even(extent: int, sections: int) -> list[int]:
 
 @composite("aten.unbind.int", "aten.unbind_copy.int", samples=[Sample(I8(3, 4, 5), 1), Sample(I8(2, 6), -1)])
 def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
-    """out = x[0], x[1], ... along ``dim``."""
+    """Return x[0], x[1], ... along ``dim``."""
     return [s(aten.select.int, x, dim, index) for index in range(shape_of(x)[dim])]
 
 
@@ -107,7 +107,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened x.
+    """Compute out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened x.
 
     The operator is not decomposed if x is not contiguous or an element is outside x.
     """
@@ -129,7 +129,7 @@ def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: 
 
 @composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4), Sample(I8(2, 8, 3), 1, -3, 3)])
 def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
-    """out = x[start : start + length] along ``dim``. A negative ``start`` counts from the end."""
+    """Return x[start : start + length] along ``dim``. A negative ``start`` counts from the end."""
     start += shape_of(x)[dim] if start < 0 else 0
     return s(aten.slice.Tensor, x, dim, start, start + length)
 
@@ -141,7 +141,7 @@ def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
     samples=[Sample(I8(2, 9), 1, 3, 2), Sample(I8(1, 4, 6), -1, 2, 2), Sample(I8(7, 3), 0, 4, 1)],
 )
 def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Result) -> QTensor:
-    """out[..., i, ..., k] = x[..., i * step + k, ...]. The lowering uses slices and a CONCAT, or a view if windows are adjacent."""
+    """Compute out[..., i, ..., k] = x[..., i * step + k, ...], using slices and a CONCAT, or a view if windows are adjacent."""
     dim %= x.rank
     count = (x.shape[dim] - size) // step + 1
     order = [*range(dim + 1), *range(dim + 2, x.rank + 1), dim + 1]
@@ -182,7 +182,7 @@ def slice_scatter(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x with ``source`` at x[start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
+    """Return x with ``source`` at x[start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
     places = list(range(x.shape[dim]))[slice(start, end, step)]
     x, source = b.convert_operand(x, out), b.convert_operand(source, out)
     return overwrite_rows(b, x, dim, places, source)
@@ -228,7 +228,7 @@ def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, s
 
 @composite("aten.select_scatter.default", samples=[Sample(I8(2, 4, 3), I8(2, 3, low=-1.0), 1, -2)])
 def select_scatter(s: AtenBuilder, x: Node, source: Node, dim: int, index: int) -> Any:
-    """out = x with ``source`` at x[index] along ``dim``."""
+    """Return x with ``source`` at x[index] along ``dim``."""
     index %= shape_of(x)[dim]
     return s(aten.slice_scatter.default, x, s(aten.unsqueeze.default, source, dim), dim, index, index + 1)
 
@@ -249,7 +249,7 @@ def slice_(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x[start:end:step] along ``dim``. TOSA SLICE. For steps above 1, see ``slice_strided``."""
+    """Return x[start:end:step] along ``dim``. TOSA SLICE. For steps above 1, see ``slice_strided``."""
     return b.to_qparams(slice_strided(b, x, dim, start, end, step), out.q)
 
 
@@ -260,6 +260,6 @@ def slice_(
     samples=[Sample(I8(2, 6, 5), 1, -2), Sample(I8(4, 3), 0, 1)],
 )
 def select(b: Builder, x: QTensor, dim: int, index: int, *, out: Result) -> QTensor:
-    """out = x[index] along ``dim``, which is removed. TOSA SLICE."""
+    """Return x[index] along ``dim``, which is removed. TOSA SLICE."""
     index %= x.shape[dim]
     return b.view(b.to_qparams(slice_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)

@@ -141,7 +141,7 @@ def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = exp(x - max) / sum over ``dim`` of exp(x - max).
+    """Return exp(x - max) / sum over ``dim`` of exp(x - max).
 
     Exponentials have 15 bits. Reciprocals of sums have 15 bits for int8, and 16 for int16. The error bound for int16 is larger
     because the result has 16 bits.
@@ -171,7 +171,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max))."""
+    """Return x - max - log(sum over ``dim`` of exp(x - max))."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -213,7 +213,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log(sum over ``dim`` of exp(x))."""
+    """Return log(sum over ``dim`` of exp(x))."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

@@ -89,7 +89,7 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
     ],
 )  # fmt: skip
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
-    """out = x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
+    """Return x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
     A sort becomes a topk on the CPU if it has more than 16 elements, or if its indices are used.
     """
@@ -119,7 +119,7 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
     samples=[Sample(I8(2, 3, 8), 3), Sample(I8(5, 6, 2), 6, 1, True), Sample(Ints(4, 7), 1, 0)],
 )
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = k-th smallest value along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
+    """Return the k-th smallest value along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
     See ``sort`` for the limits.
     """
@@ -140,7 +140,7 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
     samples=[Sample(I8(2, 3, 9), -1), Sample(I8(4, 6, 5), 1, True), Sample(Ints(4, 7), 0)],
 )
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = median of x along ``dim``, or the lower of two middle elements. See ``sort``. TOSA MINIMUM, MAXIMUM."""
+    """Return the median of x along ``dim``, or the lower of two middle elements. See ``sort``. TOSA MINIMUM, MAXIMUM."""
     (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
 
@@ -149,7 +149,7 @@ def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Resu
     "aten.median.default", "aten.nanmedian.default", decomposes_integers=True, samples=[Sample(I8(3, 5)), Sample(Ints(2, 7))]
 )
 def median_all(s: AtenBuilder, x: Node) -> Any:
-    """out = median of all elements of x. See ``median``."""
+    """Return the median of all elements of x. See ``median``."""
     flat = s(aten.reshape.default, x, [math.prod(shape_of(x))])
     return s.results(aten.median.dim, flat, 0)[0]
 
@@ -173,7 +173,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = quantile ``q`` of x along ``dim``: a sorted value, or an interpolation between two sorted values. See ``sort``."""
+    """Return the quantile ``q`` of x along ``dim``: a sorted value, or an interpolation between two sorted values. See ``sort``."""
     shape = list(shape_of(x))
     reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
@@ -238,7 +238,7 @@ def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: boo
     ],
 )
 def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32: bool = False, right: bool = False) -> QTensor:
-    """out = number of boundaries that are less than x (or at most x, if ``right``). TOSA TABLE, GREATER.
+    """Return the number of boundaries that are less than x (or at most x, if ``right``). TOSA TABLE, GREATER.
 
     int16 values and plain integers are compared with each boundary.
     """
@@ -265,7 +265,10 @@ def searchsorted(
     s: AtenBuilder, boundaries: Node, x: Node, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
 ) -> Any:  # fmt: skip
-    """out = number of boundaries that are less than x (or at most x, if ``right``). ``sorter`` must be None. See ``bucketize``."""
+    """Return the number of boundaries that are less than x (or at most x, if ``right``). See ``bucketize``.
+
+    ``sorter`` must be None.
+    """
     if sorter is not None:
         return None
     right = right or side == "right"

@@ -15,7 +15,7 @@ None. The result is a FloatTensor or has any float dtype, and is then cast. If `
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
 ``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires a bound of 1, because PyTorch can round a
-half in the other direction. Several roundings, interpolation and jumps require more.
+half in the other direction. Several rounding steps, interpolation and jumps require larger bounds.
 """
 
 from __future__ import annotations

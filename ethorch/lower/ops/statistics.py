@@ -84,7 +84,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 / (N - correction) over the N elements of ``dim``, computed in int32 and then rounded."""
+    """Return the sum of (x - mean)**2 / (N - correction) over the N elements of ``dim``, computed in int32 and rounded."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -111,7 +111,7 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = square root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
+    """Return the square root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
 
     The error bound for int16 is larger because the tables have 15 bits.
     """
@@ -182,7 +182,7 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """out = square root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
+    """Return the square root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
 
     Norms of order 1 and infinity are decomposed. See ``std`` for the error bound.
     """
@@ -198,7 +198,7 @@ def vector_norm(
 
 @composite("aten.var_mean.correction", samples=_VARIANCE)
 def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> list[Node]:
-    """out = (variance of x over ``dim``, mean of x over ``dim``)."""
+    """Return the variance and the mean of x over ``dim``."""
     variance = s(aten.var.correction, x, dim, correction=1 if correction is None else correction, keepdim=keepdim)
     dims = list(range(len(shape_of(x)))) if dim is None else dim
     return [variance, s(aten.mean.dim, x, dims, keepdim)]
@@ -211,7 +211,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """out = sum of x * y / (norm of x * norm of y) over ``dim``, computed as the mean of the product of two RMS norms."""
+    """Return the sum of x * y / (norm of x * norm of y) over ``dim``, computed as the mean of the product of two RMS norms."""
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))
     width = shape[dim]

@@ -76,8 +76,8 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
     If ``dims`` are the height and width of a feature map of up to 256 x 256, the methods are:
 
-    - ``_average_sums``, for int8 if the quantization parameters of ``out`` and x differ. The map must also have at least 100
-      positions, or else the target must prefer AVG_POOL2D and ``out`` must have the finer scale.
+    - ``_average_sums``, for int8 maps with at least 100 positions if the quantization parameters of ``out`` and x differ.
+      Smaller maps also use it if the target prefers AVG_POOL2D and ``out`` has the finer scale.
     - AVG_POOL2D, if the quantization parameters are equal and ``factor`` is 1.
     - AVG_POOL2D and RESCALE, which round twice, for int8 if the target prefers AVG_POOL2D.
 
@@ -153,7 +153,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     ],
 )
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``, usually from an exact sum that is rounded once. TOSA REDUCE_SUM, AVG_POOL2D.
+    """Return the mean of x over ``dim``, usually from an exact sum that is rounded once. TOSA REDUCE_SUM, AVG_POOL2D.
 
     int8 means of feature maps can be rounded twice. See ``mean_over``.
     """
@@ -179,7 +179,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``, rounded once if it fits int32. Plain integers are summed in int32. TOSA REDUCE_SUM."""
+    """Return the sum of x over ``dim``, rounded once if it fits int32. Plain integers are summed in int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:
