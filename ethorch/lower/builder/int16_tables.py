@@ -37,7 +37,10 @@ _WEIGHT_OF_OLD = 0.01
 
 @dataclass(frozen=True)
 class Piece:
-    """One TABLE of an approximation. Entry k is the result for input ``start + 128 * k / zoom``, in ``unit`` output steps."""
+    """One TABLE of an approximation.
+
+    Entry k is the result for input ``start + 128 * k / zoom``, in units of ``unit`` output steps.
+    """
 
     start: int
     zoom: int
@@ -74,8 +77,8 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
         far: Maximum error in output steps if ``exact`` is False.
-        exact: Whether every result must be within one output step, even at jumps. If this requires more than ``MOST`` TABLEs, an
-            empty list is returned.
+        exact: Whether every result must be within one output step of ``codes``, even at jumps. If this requires more than
+            ``MOST`` TABLEs, an empty list is returned.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

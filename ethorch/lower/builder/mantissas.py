@@ -1,8 +1,8 @@
 """Roots, reciprocals and logarithms of INT32 values.
 
 The NPU has no floating-point operations, but it counts leading zeros. A value v is split into m / base**h, where m is at least
-2**31 / base and below 2**31. Because m varies little, a single TABLE (TOSA 1.0: 513 entries for INT16) returns a function of m
-with a relative error below 2**-18. In the result, base**h becomes a shift, a factor or a term.
+2**31 / base and below 2**31. Because m varies little, a single TABLE (TOSA 1.0: 513 entries for INT16) approximates a function
+of m with a relative error below 2**-18. In the result, base**h becomes a shift, a factor or a term.
 """
 
 from __future__ import annotations

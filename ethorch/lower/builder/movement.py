@@ -215,7 +215,10 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """Pad the start of ``dim`` with ``before`` zero points, or crop it if negative. Then pad or crop to ``extent``."""
+        """Pad the start of ``dim`` with ``before`` zero points, or crop it if ``before`` is negative.
+
+        Then pad or crop the end to ``extent``.
+        """
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x

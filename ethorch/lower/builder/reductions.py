@@ -181,7 +181,8 @@ def tabulate(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over ``axis``, if possible with MAX_POOL2D, which Vela estimates to be 4 times faster than REDUCE_MAX.
 
-    A pool reduces only height and width. An innermost ``axis`` is therefore moved to the front, or a few rows form one feature map.
+    A pool reduces only height and width. An innermost ``axis`` is therefore moved to the front or, if there are few rows, becomes
+    the width of one feature map.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]

@@ -136,7 +136,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y with a SELECT or, without BOOL support, exactly as c * x + (1 - c) * y with c = 0 or 1."""
+    """Return condition ? x : y with a SELECT or, without BOOL support, as the exact sum c * x + (1 - c) * y with c = 0 or 1."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
@@ -164,7 +164,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return None, or a reason if a constant operand for an integer tensor has a fraction."""
+    """Return a reason if a constant operand of an integer tensor has a fraction, or None otherwise."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

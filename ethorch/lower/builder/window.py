@@ -85,7 +85,10 @@ class Window:
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows (default: all) ends with the padding, as TOSA requires."""
+        """Adjust ``after`` so that the last window ends with the padding, as TOSA requires.
+
+        ``sizes`` contains the number of windows along each axis (default: all that fit).
+        """
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
