@@ -18,7 +18,7 @@ SHARED_MEMORY = 2
 
 
 def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]], method: str = "forward") -> Program:
-    """Merge programs into one program that has an entry point for each of them.
+    """Merge programs into one program with an entry point for each.
 
     Args:
         programs: Programs, keyed by entry point. Each program's ``method`` becomes the entry point. Its other methods are constants

@@ -57,7 +57,7 @@ class Extra:
     """The rarely used properties of a tensor.
 
     Attributes:
-        segment: Index into ``Program.mutable``, for the segment that contains the initial value.
+        segment: Index in ``Program.mutable`` of the segment that contains the initial value.
         name: Name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
