@@ -25,7 +25,7 @@ class OnCpu:
 
 @dataclass(frozen=True)
 class PointwiseChain:
-    """A chain of pointwise operators on one quantized tensor, not lowered yet.
+    """A chain of pointwise operators on one quantized tensor. It can be lowered to a table lookup.
 
     Attributes:
         source: The only operand of the chain that is not constant.

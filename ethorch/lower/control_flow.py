@@ -1,6 +1,6 @@
 """Lowering of ``torch.cond`` to COND_IF and of ``while_loop`` to WHILE_LOOP.
 
-Each subgraph becomes a region. Tensors from outside the subgraph become inputs of the region. Constants are copied into it.
+Each subgraph becomes a TOSA region. Tensors from outside the subgraph become inputs of the region. Constants are copied into it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ethorch.tosa.layout import contiguous
 
 
 class Regions:
-    """The lowering of control-flow operators in ``frame``."""
+    """The lowering of a graph's control-flow operators."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
@@ -47,7 +47,7 @@ class Regions:
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Lower the branches, and return their frames, the operands, and the results of the first branch."""
+        """Lower the branches. Return the Frame of each branch, the operands, and the results of the first branch."""
         args: Any = node.args
         parts = subgraphs_of(node)
         condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
@@ -62,7 +62,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Lower the condition and the body, and return their frames, the operands, and the initial values of the loop variables."""
+        """Lower the condition and the body. Return the Frame of each, the operands, and the loop variables' initial values."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -94,7 +94,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Return the operands for the placeholders, starting at index ``first``. Operands that no subgraph reads become OnCpu."""
+        """Return the operands for the placeholders from index ``first`` on. Operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]

@@ -41,7 +41,7 @@ _FP32 = float_qparams("FP32")
 
 
 class Floats:
-    """The lowering of float operators in ``frame``."""
+    """The lowering of a graph's float operators."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
@@ -99,7 +99,7 @@ class Floats:
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """Dequantize a quantized tensor or float chain; return other values unchanged. Raise Unsupported for OnCpu."""
+        """Dequantize a quantized tensor, or lower a PointwiseChain. Return other values unchanged. Raise Unsupported for OnCpu."""
         x = self.frame.plain(x)
         if isinstance(x, OnCpu):
             raise Unsupported(no_dtype(self.b, f"the input {x.node}", x.node))

@@ -99,8 +99,8 @@ class Frame(ABC):
 
     Attributes:
         inputs: The TOSA input for each node that is computed outside the TOSA graph.
-        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these for a
-            multi-output operator.
+        env: Lowered value of each node, i.e. a QTensor on the NPU, a PointwiseChain, a constant array, OnCpu, or, for a
+            multi-output operator, a list of these.
         supported: Nodes that can run on the NPU.
         inside: Subgraph nodes that can run on the NPU.
     """
@@ -132,11 +132,11 @@ class Frame(ABC):
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator whose operands are quantized tensors, integers or truth values."""
+        """Lower an operator on quantized, integer or bool tensors."""
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
-        """Dequantize a quantized tensor or chain. The target must support floats."""
+        """Dequantize a quantized tensor, or lower a PointwiseChain to floats. The target must support floats."""
 
     @abstractmethod
     def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Frame:
@@ -203,8 +203,8 @@ class Frame(ABC):
     def output_qparams(self, node: Node) -> QParams | None:
         """Return the parameters of the quantize nodes that read the first result of ``node``.
 
-        Return None if the parameters differ or if any other node reads the result. If the only reader is an operator with
-        ``absorbs``, such as ReLU, return the output parameters of that operator.
+        Return None if the parameters differ or if any other node reads the result. If the only reader is an operator
+        whose spec sets ``absorbs``, such as ReLU, return the output parameters of that operator.
         """
         qparams: QParams | None = None
         users, carrier = list(node.users), node
@@ -226,7 +226,7 @@ class Frame(ABC):
     def qparams_of(self, node: Node) -> QParams | None:
         """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA does not have the dtype.
 
-        Parameters of uint8 are converted to INT8.
+        Parameters for uint8 are converted to INT8.
         """
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
@@ -246,7 +246,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node: evaluate a chain with a table, requantize a tensor, fold a constant, or return a TOSA input."""
+        """Lower a quantize node: evaluate a PointwiseChain, requantize a tensor, fold a constant, or return a TOSA input."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -272,7 +272,7 @@ class Frame(ABC):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def plain(self, x: Any) -> Any:
-        """Lower a chain whose result is an integer or truth value; return any other value unchanged."""
+        """Lower a PointwiseChain with an integer or bool result; return any other value unchanged."""
         if not isinstance(x, PointwiseChain) or x.end.meta["val"].dtype.is_floating_point:
             return x
         return self.b.once(("plain", x.end), lambda: self._look_up(x))

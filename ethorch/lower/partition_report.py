@@ -147,7 +147,7 @@ class PartitionReport:
 
 
 def writer_text(writer: Mapping[str, Any]) -> str:
-    """Return the reason why ExecuTorch wrote the program, with its id and remedy, or an empty string if ethorch wrote the program.
+    """Return the reason why ExecuTorch wrote the program, with its id and remedy, or an empty string if ethorch wrote it.
 
     ``writer`` is the value of ``PartitionReport.writer``.
     """

@@ -230,7 +230,7 @@ class Walk(Frame):
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def widen_int8(self, arg: Any, x: Any) -> Any:
-        """Widen a PyTorch int8 tensor to INT32, because INT8 without quantization parameters denotes truth values."""
+        """Widen a PyTorch int8 tensor to INT32, because INT8 without quantization parameters denotes bools."""
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x
@@ -268,7 +268,7 @@ class Walk(Frame):
         return result
 
     def require_present(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Check that no argument is a CPU tensor or a float chain."""
+        """Check that no argument is an OnCpu or a PointwiseChain."""
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
                 raise Unsupported(self.absent(spec) or INT64_INPUT)

@@ -173,7 +173,7 @@ def _is_data_dependent(error: Exception) -> bool:
 
 
 def _ignore_print(*_: object, **__: object) -> None:
-    """Replace ``print`` in torch's tracer, which prints the partial graph."""
+    """Ignore the partial graph that torch's tracer prints."""
 
 
 def _any_batch(inputs: tuple[Any, ...]) -> Any:

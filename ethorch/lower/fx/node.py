@@ -130,7 +130,7 @@ TOSA_DTYPE = {
     torch.float32: "FP32",
 }
 
-#: TOSA dtypes of integers and truth values, which every target supports.
+#: TOSA's integer and bool dtypes, which every target supports.
 INTEGERS = frozenset({"INT8", "INT16", "INT32", "BOOL"})
 
 
@@ -178,7 +178,7 @@ def is_left_out(node: Node) -> bool:
 
 
 def has_scalar_dim(node: Node) -> bool:
-    """Return True if the operator has a dim argument, but its input is a tensor of rank 0."""
+    """Return True if the operator has a dim argument, but its input has rank 0."""
     schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
     if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts an int64 program input, or clamps it and is read only by casts. Such nodes run on the CPU."""
+    """Return True if ``node`` casts an int64 program input, or clamps it before the casts. Such nodes run on the CPU."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None

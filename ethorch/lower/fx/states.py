@@ -53,7 +53,7 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Convert mutable buffers to integer values if this does not change results, and counters (``narrow_counters``) to int32.
+    """Quantize mutable float buffers if this does not change results. Narrow counters (see ``narrow_counters``) to int32.
 
     Args:
         wide: Counters that remain int64.
@@ -187,7 +187,7 @@ def _keeps(user: Node) -> bool:
 
 
 def _write_apart(graph: Graph) -> None:
-    """Write a separate value to each buffer, because ExecuTorch confuses values that have several uses."""
+    """Write a separate value to each buffer, because ExecuTorch confuses values with several uses."""
     used = set(graph.output_node().all_input_nodes)
     for write in writes_of(graph).values():
         new_value = write.args[1]

@@ -1,4 +1,4 @@
-"""Fold adjacent inputs of a strided convolution with few input channels into channels, to use more multipliers.
+"""Fold adjacent pixels into channels, so that strided convolutions with few input channels use more multipliers.
 
 With stride 2, two columns of three channels become one column of six channels, and 7 kernel columns become 4.
 """

@@ -64,7 +64,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD with the zero point into the convolution that reads the PAD."""
+    """Merge a PAD into the convolution that reads it, if the padding value is the zero point."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -131,7 +131,7 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs before ``op`` that have one reader each, in reverse order."""
+    """Return the TRANSPOSEs and RESHAPEs directly before ``op`` that have one reader each, in reverse order."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)

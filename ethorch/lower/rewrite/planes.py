@@ -95,7 +95,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum total bytes of a converted input and the largest tensor computed from it, ignoring data movement."""
+    """Return the maximum, over the converted inputs, of the input's bytes plus those of the largest result computed from it."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
@@ -112,7 +112,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a graph in which convolutions convert inputs of up to ``most`` planes, and the converted inputs.
+    """Convert inputs of up to ``most`` planes with convolutions. Return the new graph and the converted inputs.
 
     Return ``(graph, ())`` if no input can be converted. In brick format, C planes are a feature map with C * 16 channels, because
     16 adjacent columns of a plane act as channels. A 1x1 convolution permutes these channels to NHWC.

@@ -112,7 +112,7 @@ class Rewriter:
         """Return the position before ``op``.
 
         Args:
-            of: Value whose name precedes the names of inserted values. Default: the first result of ``op``.
+            of: Value whose name is the prefix of inserted values' names. Default: the first result of ``op``.
         """
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
@@ -127,7 +127,7 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let the producer of ``value`` compute its result. No operator may read ``value``."""
+        """Erase ``op``, and let the producer of ``value`` compute the result of ``op``. No operator may read ``value``."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
@@ -188,7 +188,7 @@ class Place:
 
     Attributes:
         following: Operator after the position, or None at the end.
-        name: Prefix of new names.
+        name: Prefix of inserted values' names.
     """
 
     rewriter: Rewriter

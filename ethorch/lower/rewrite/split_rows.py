@@ -198,7 +198,7 @@ def memory_bytes(value: Value) -> int:
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """Return the largest Part that computes ``result``, or None if none exists. Values of up to ``smallest`` bytes are inputs."""
+    """Return the largest Part that computes ``result``, or None. Values of up to ``smallest`` bytes become inputs of the Part."""
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:

@@ -508,7 +508,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE Vela undoes for the MATMUL or REDUCE_SUM ``op``. Return None if none exists."""
+    """Return the shared SLICE whose TRANSPOSE Vela undoes for the MATMUL or REDUCE_SUM ``op``, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -566,7 +566,7 @@ def skip_rescale(r: Rewriter, value: Value) -> Value:
 
 
 def is_read_bool_output(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value`` is a BOOL output that operators also read, either directly or before RESHAPEs that compute it."""
+    """Return True if ``value`` is a BOOL output, and operators read it or a tensor from which RESHAPEs compute it."""
     if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.select(*_LOGICAL)):
         return False
     shared = bool(r.readers(value))

@@ -66,9 +66,9 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 
 
 def change_weights(r: Rewriter, op: Op) -> None:
-    """Store the weights with another zero point, at no cost.
+    """Store the weights with a zero point that no other convolution with equal weights uses.
 
-    If all zero points are used, widen the kernel with columns of zeros.
+    If all are used, widen the kernel with columns of zeros.
     """
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
@@ -304,7 +304,7 @@ def run_along_middle_axis(r: Rewriter, op: Op) -> None:
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """Run the operator, and those that Vela fuses with it, on four axes. If outer extents exceed 1, copy the SLICE instead."""
+    """Run the operator and those fused with it on four axes. If outer extents exceed 1, copy sliced operands instead."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
