@@ -16,7 +16,7 @@ MAX_RANK = 6
 
 
 def contiguous(shape: Sequence[int]) -> Dims:
-    """Return the ``dims`` of a tensor that is stored in logical order."""
+    """Return the memory axes of each dimension of a tensor stored in logical order."""
     return tuple((axis,) for axis in range(len(shape)))
 
 
