@@ -39,7 +39,7 @@ class Performance:
     """Vela's performance estimate, in cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: Cycles of computation, and of weight and table transfers that do not overlap with it.
+        npu_cycles: Cycles spent on computation, and on weight and table transfers that do not overlap with it.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
         cascades, cascaded_ops: Number of cascades (groups of operations computed in stripes), and number of operations in cascades.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.

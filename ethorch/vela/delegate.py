@@ -66,8 +66,8 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """Rewrite, compile and verify a lowered TOSA graph. The graph is modified in place.
 
     Inputs are read in NCHW layout (``lower.rewrite.planes``) if this probably saves cycles. If the arena exceeds its limit,
-    operators are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, inserted copies correct wrong results
-    (``vela.repair``).
+    operators are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, wrong results are corrected by
+    inserting copies (``vela.repair``).
 
     Raises:
         VelaError: Vela rejected the graph.

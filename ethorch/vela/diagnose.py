@@ -15,7 +15,7 @@ STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def isolate(op: Op) -> Graph:
-    """Return a graph that contains only ``op``. Its operands become inputs unless they are constant."""
+    """Return a graph that contains only ``op``, with its non-constant operands as inputs."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}
@@ -75,7 +75,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
     """Return a copy of ``error`` whose message lists the rejected operators.
 
-    ``declined`` maps the source locations of these operators to Vela's messages.
+    Its attribute ``declined`` maps the operators' source locations to Vela's messages.
     """
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))

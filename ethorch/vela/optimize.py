@@ -30,7 +30,10 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, or ``model`` if the stream is COP2 or has branches, no pass changes it, or checks fail."""
+    """Return the optimized model, or ``model`` if no pass changes it or a check fails.
+
+    Streams that are COP2 or have branches are not optimized.
+    """
     passes = spec.stream_passes
     if not passes or model.command_stream[:4] != stream.COP1:
         return model
@@ -73,7 +76,6 @@ def _places(tensors: Sequence[IoTensor]) -> tuple[Place, ...]:
 
 
 def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model. Its estimates are Vela's estimates plus the modeled change in cycles."""
     image = optimized.stream.image
     before, after = context.estimate(optimized.before), context.estimate(optimized.stream)
     origins = _find_origins(optimized)

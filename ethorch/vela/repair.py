@@ -42,10 +42,10 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if its results match its TOSA graph, or else a corrected one without stream passes or with copies.
+    """Return the delegate. If its results differ from its TOSA graph's, omit stream passes or insert copies to correct it.
 
-    A delegate is not compared if it contains a loop, if its graph has no result for random inputs, or if the simulator cannot load
-    it.
+    A delegate is not compared if it contains a loop, if its graph cannot be evaluated on random inputs, or if the simulator cannot
+    load it.
 
     Raises:
         VerificationError: The results differ, and copies do not correct them.
@@ -186,7 +186,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Insert a copy of each operand, or of the result if ``place`` is None. Return a description of each affected operator."""
+    """Copy each operand, or its reader's result if ``operand.place`` is None. Return a description of each affected operator."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)
