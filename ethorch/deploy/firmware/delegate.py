@@ -11,7 +11,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.versions import versions
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-#: Paths relative to the package. The files are C++17 and C11 without `new` and exceptions, and define one static constructor.
+#: Paths relative to the package. The files are C++17 and C11 without `new` or exceptions, and define one static constructor.
 FILES = (
     "runtime/cpp/driver.h",
     "runtime/cpp/payload.h",

@@ -10,12 +10,12 @@ _LINKER_WORDS = {"ORIGIN", "ORG", "O", "LENGTH", "LEN", "L", "MEMORY", "SECTIONS
 
 
 def line(value: object) -> str:
-    """Return text for a line comment. Nonprintable characters become spaces, and backslashes become slashes."""
+    """Escape text for a line comment. Nonprintable characters become spaces, and backslashes become slashes."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(value)).replace("\\", "/").split())
 
 
 def c_comment(value: object) -> str:
-    """Return text for a C or linker script comment, on one line and without comment delimiters."""
+    """Escape text for a one-line comment in C or in a linker script."""
     return re.sub(r"(?<=\*)(?=/)|(?<=/)(?=\*)", " ", line(value))
 
 

@@ -53,7 +53,7 @@ def kernel_call(
     """Return the C call of an operator, or the reason why the operator cannot be called from C.
 
     Args:
-        place: Function that returns the C address of the value with an index.
+        place: Function that returns the C address of a value, given its index.
         label: Prefix of the constants' names, unique in the file.
         fail: C statement to run if the operator rejects its input.
     """

@@ -57,7 +57,7 @@ class Layout:
     placements: tuple[Placement, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
-        """Return the address or alias for the firmware's security state."""
+        """Select the base address or the alias for the firmware's security state."""
         return _on_side(self.secure, base, aliases)
 
     @property

@@ -110,7 +110,6 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """Return each method's in-place accesses, or empty mappings if some buffers have no initial values."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]

@@ -43,7 +43,7 @@ _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor.out"
 
 
 def plan(program: Program, method: Method, constants: Constants | None = None, bases: Bases | None = None) -> Plan:
-    """Plan a method.
+    """Plan the steps and memory of a method.
 
     Args:
         constants: Collection to which the constant tensors are added.
@@ -120,7 +120,6 @@ class _Planner:
     # locations ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Place tensors and return the end of the method's private memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]
@@ -287,7 +286,7 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Store the states of a single delegate at its inputs in the arena. Return the indices of these states."""
+        """Place states in the arena at the inputs of a method's only delegate. Return their indices."""
         # This saves one copy for each state. Vela can reuse the input's memory after the state is read. After the run, the new
         # value is therefore copied from the output to the input, and no other output may overlap the input.
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]

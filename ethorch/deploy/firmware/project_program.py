@@ -63,7 +63,7 @@ def open_program(
 ) -> ProjectProgram:
     """Open a Program, a build, or the path or contents of a .pte. See :func:`ethorch.firmware`.
 
-    If the firmware repeats the calls (``is_repeated``), the session of several methods is included only once.
+    If ``is_repeated`` is True, a session of several methods is included only once, because the firmware repeats it.
     """
     record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):
@@ -105,7 +105,10 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 def _calls(
     record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None, is_repeated: bool
 ) -> list[Call]:
-    """Return one call per sample for a single method. For several methods, return a session twice, with a reset in between."""
+    """Return one call per sample for a single method, or a session for several methods.
+
+    Unless ``is_repeated`` is True, the session is included twice, with a reset in between.
+    """
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]

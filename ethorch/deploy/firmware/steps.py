@@ -106,7 +106,7 @@ class Bases:
     """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
-        private_offset: Offset in the CPU's buffer of planned memory 1, which the method does not share.
+        private_offset: Offset of planned memory 1, which the method does not share, in the CPU's buffer.
         shared: Locations of planned memories 2, 3, ..., which contain shared state.
         reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
     """
@@ -118,7 +118,7 @@ class Bases:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one method.
+    """The steps and memory of one method.
 
     Attributes:
         payloads: Delegate number -> payload that the firmware runs.

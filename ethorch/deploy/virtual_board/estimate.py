@@ -75,7 +75,7 @@ def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memor
 
 
 def bytes_per_cycle(memory: Memory, npu: Npu, slot: NpuSlot) -> float:
-    """Return the bytes that the NPU and a memory transfer per NPU cycle, or one beat of a port if the bandwidth is unknown."""
+    """Return a memory's bandwidth in bytes per NPU cycle, or one beat of a port if the bandwidth is unknown."""
     if memory.bytes_per_second is None:
         return float(BEAT_BYTES[npu.family])
     return memory.bytes_per_second / slot.clock_hz

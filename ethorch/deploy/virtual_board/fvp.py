@@ -67,7 +67,7 @@ LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
 def find_command(board: Board, family: str) -> str:
-    """Return the name of the FVP for a board and an NPU family. Raise EmulatorError if there is none."""
+    """Return the name of the FVP for a board and an NPU family. Raise EmulatorError if no such FVP exists."""
     name = board.fvp.get(family)
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
@@ -159,7 +159,7 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None if there is none."""
+    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None if it contains no count."""
     counts = _CYCLES.findall(text)
     return int(next(filter(None, counts[-1]))) if counts else None
 

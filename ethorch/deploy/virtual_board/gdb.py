@@ -85,7 +85,7 @@ class Gdb:
         self._buffer += data
 
     def _packet(self) -> str | None:
-        """Return the next complete packet, or None if there is none. A packet that reports the target's end is not acknowledged."""
+        """Return the next packet, or None if it is incomplete. A packet that reports the target's end is not acknowledged."""
         start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
         if start < 0 or end < 0 or len(self._buffer) < end + 3:
             return None

@@ -71,7 +71,7 @@ class Guest:
         return None if word_bytes is None else int.from_bytes(word_bytes.tobytes(), "little")
 
     def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
-        """Load the segments of a firmware, and additional data, keyed by address.
+        """Load the firmware's segments, and additional ``data`` (address -> bytes).
 
         Raise ElfError for bytes outside the board's memories.
         """

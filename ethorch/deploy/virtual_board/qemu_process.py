@@ -136,7 +136,7 @@ class QemuProcess:
             time.sleep(0.005)
 
     def map_memories(self, board: Board) -> dict[str, Bytes]:
-        """Return the board's memories that the file backs, keyed by name."""
+        """Map the file that backs QEMU's RAM. Return the board's memories in the file, keyed by name."""
         first, size = self._machine.ram_base, self._machine.ram_bytes
         with open(self._ram, "r+b") as file:
             mapped_bytes = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)

@@ -60,7 +60,7 @@ def run(
         sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
         cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the board's
             multipliers and bandwidths.
-        inject: Faults to inject, from ``no-interrupt`` (the NPU raises no interrupts) and ``never-ends`` (NPU runs never end).
+        inject: Faults to inject: ``no-interrupt`` (the NPU raises no interrupts), ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
     Returns:

@@ -141,7 +141,7 @@ class Cpu:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Add hooks for loads and stores at the next stop, when translated code can be discarded."""
+        """Add hooks for loads and stores as soon as the emulator stops and can discard translated code."""
         if not self._watching:
             self._watching = True
             self.stop()

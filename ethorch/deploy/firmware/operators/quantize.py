@@ -24,7 +24,6 @@ def add_parameters(w: Writer, scale: float, zero_point: int, low: int, high: int
 
 
 def _inverse(scale: float) -> float:
-    """Return 1 / scale, computed in float32."""
     narrow = round_to_float32(scale)
     if narrow == 0:
         text = f"expected a scale that is nonzero in float32, got {scale}"
