@@ -1,4 +1,4 @@
-"""NPUs, boards and compile specs as data."""
+"""NPUs, boards, compile specs and settings."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Compile specs. A spec selects a target, memories and compiler flags, and converts to ExecuTorch's CompileSpec list."""
+"""Compile specs. A spec selects a target, memories and compiler flags, and can be converted to ExecuTorch's CompileSpec list."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ArmCompileSpec:
     def to_list(self) -> list[CompileSpec]:
         """Return the spec as a list of ExecuTorch's CompileSpecs.
 
-        Each item has the attribute ``from_ethorch``, because backends of ``executorch.backends.arm`` have the same names.
+        Each item has the attribute ``from_ethorch``, because ExecuTorch's Arm backends have the same names as ethorch's.
 
         Raises:
             SpecError: Debug information is requested, but no folder is set.

@@ -7,7 +7,7 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 
 
 def read_memory_rates(spec: EthosUCompileSpec) -> Regions:
-    """Return the rates of each NPU region, which are those of the memory that contains the region."""
+    """Return the MemoryRate of each NPU region, based on the memory that contains the region."""
     memory, parameters = spec.memory_system, spec.vela_config.memory_parameters(spec.system_config)
     if memory.constants_in_sram:
         parameters[memory.const_area] = parameters["Sram"]

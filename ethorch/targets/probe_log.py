@@ -19,10 +19,10 @@ _RESULT = re.compile(r"\bstream ([\w-]+): (\d+) runs, (\d+) different")
 def read_probe_log(file: Path, target: str) -> str:
     """Return the setting ``stream`` that selects the passes whose streams were correct on the board.
 
-    A pass without a result, because the log ends before, is omitted.
+    Passes for which the log contains no result are omitted.
 
     Raises:
-        SpecError: The file cannot be read or is not such a log, the log is of another NPU, or Vela's stream failed.
+        SpecError: The file cannot be read or is not a probe log, the log is from another NPU, or Vela's stream failed.
     """
     try:
         with file.open("rb") as opened:

@@ -78,7 +78,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the name of the smallest method that accepts inputs of these shapes after padding, or None if there is none."""
+        """Return the name of the smallest method that accepts inputs of these shapes after padding, or None if no method does."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:

@@ -180,7 +180,7 @@ class Board(Sourced):
 
     @property
     def flash_bytes(self) -> int | None:
-        """The total size of all nonvolatile memories, or None if there are none."""
+        """The total size of all nonvolatile memories, or None if no memory is nonvolatile."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:
