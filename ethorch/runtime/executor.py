@@ -60,7 +60,7 @@ class Executor:
             inputs: Numbers, bools, None, or ``Elements`` in the program's storage order.
 
         Returns:
-            The outputs, which have these types or are strings.
+            The outputs: numbers, bools, None, strings or ``Elements``.
         """
         self._inputs = list(inputs)  # the runtime can access the inputs until the next call
         input_items = (_Item * max(len(inputs), 1))(*map(_to_item, inputs))

@@ -102,7 +102,8 @@ class HostProgram:
 
         Raises:
             HostError: See :meth:`__call__`.
-            MachineFault: The command stream is invalid. If samples are simulated together, its ``image`` is the sample's number.
+            MachineFault: The command stream is invalid. The exception's ``image`` is the sample's number if samples are
+                simulated together.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine
@@ -210,7 +211,7 @@ def load(
         source: Path or contents of the .pte.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
         machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine``.
-        trace: Trace that each ``ethorch.npu.Machine`` records.
+        trace: Function called with a ``Trace`` after each NPU operation.
         etdump: Whether to record events for ``HostProgram.write_etdump``.
         sources: Function that receives a payload and its compile specs and returns the operator of each command, e.g.
             ``ethorch.vela.artifacts.reader(folder)``. Faults, traces and events then contain operator names.

@@ -56,7 +56,7 @@ class Recording:
         self._at, self.waiting = 0, None
 
     def call(self, number: int, payload: DelegatePayload, inputs: Any, outputs: Any) -> None:
-        """Copy the recorded outputs of a delegate call. If none are recorded yet, record the inputs and raise Paused.
+        """Copy the recorded outputs of a delegate call. If its outputs are not recorded yet, record the inputs and raise Paused.
 
         Args:
             inputs, outputs: Pointers to the tensors.
