@@ -35,7 +35,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
         fixed_range: Range of the function that computes the value, e.g. 0..1 for softmax. A smaller observed range replaces it,
-            which improves the SQNR by up to 6 dB, e.g. for attention over hundreds of tokens.
+            which improves the SQNR by up to 6 dB.
 
     Attributes:
         name: FX node of the value, for messages.
@@ -46,7 +46,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         sums: If this value is a mask, observers of the sums of scores and the mask. Used if ``masked`` is set.
         thresholds: Constants with which all readers compare the value.
         is_input: Whether the value is a program input, for which statistics are recorded.
-        seen: Statistics of the observed values, except the histogram.
+        seen: Statistics of the observed tensors. The histogram is stored separately.
     """
 
     min_val: Tensor
@@ -253,7 +253,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Narrow a range around ``thresholds``. Saturation outside the new range does not change comparisons with the thresholds."""
+    """Narrow a range to the surroundings of ``thresholds``. Values farther away saturate, but the comparisons do not change."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 

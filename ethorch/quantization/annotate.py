@@ -59,7 +59,7 @@ class Scan:
             output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
 
     def find_chains(self, nodes: list[Node]) -> None:
-        """Find the input tensor of each pointwise node's chain.
+        """Find the input tensor of each chain of pointwise operators that becomes a lookup table.
 
         A result that is also read outside its chain is observed and starts a new chain. If an operator then depends on two
         observed tensors, its result is observed as well. The search repeats until it finds no new chain.
@@ -73,7 +73,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (input, config) of the pointwise chain that ends with ``node``, or None if ``node`` does not end a chain."""
+        """Return (input, config) of the chain of pointwise operators that ends with ``node``, or None if no chain ends there."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
@@ -96,7 +96,6 @@ class Scan:
         return (root, config) if root.meta["val"].shape == node.meta["val"].shape else None
 
     def is_absorbed_clamp(self, node: Node) -> bool:
-        """Return True if the preceding operator absorbs the clamp ``node``."""
         return self.find_absorbed(node) is not None
 
     def find_absorbed(self, node: Node) -> Node | None:
@@ -181,7 +180,7 @@ class Scan:
                 user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
 
     def is_absorbed(self, node: Node) -> bool:
-        """Return True if the node absorbs a clamp. The observer is then placed after the clamp."""
+        """Return True if a clamp is absorbed by ``node``, whose observer is then placed after the clamp."""
         value = next((user for user in node.users if _maker(user) is node), node)
         users = list(value.users)
         return len(users) == 1 and self.find_absorbed(users[0]) is value

@@ -108,7 +108,6 @@ class ShapeCheck(nn.Module):
         self.expected = list(expected)
 
     def forward(self, *tensors: Tensor) -> None:
-        """Raise QuantizationError if an input does not have the expected shape."""
         for (name, sizes), x in zip(self.expected, tensors, strict=True):
             if len(sizes) != x.dim() or any(size not in (None, extent) for size, extent in zip(sizes, x.shape, strict=True)):
                 shape = ", ".join("any" if size is None else str(size) for size in sizes)

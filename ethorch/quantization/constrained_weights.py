@@ -133,13 +133,12 @@ class ConstrainedFakeQuantize(nn.Module):
         return Rule(self.kept, self.table, self.axis)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight that the NPU will use."""
         rounded: Tensor = self.inner(torch.where(self.kept, weight, 0.0))
         return self.rule.of(weight) if self.table.numel() else rounded
 
 
 def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None:
-    """Constrain the fake-quantize modules of the parameters in ``rules``, the result of ``take_out``."""
+    """Wrap the fake-quantize modules of weights so that they apply ``rules``, the result of ``take_out``."""
     for node in prepared.graph.nodes:
         name = _find_constrained_parameter(node, rules) if node.op == "call_module" else None
         if name is not None:

@@ -16,11 +16,11 @@ Edge = Node | tuple[Node, Node]
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
     """Share the observer of each concatenation with the inputs that only it reads, or with all inputs if they come from one tensor.
 
-    A group of values that share an observer contains nodes whose results are observed, and edges (argument, reader) from
-    unquantized program inputs or constants. The group uses the observer of its first member.
+    Each group with a shared observer consists of observed nodes, and of edges (argument, reader) from unquantized program
+    inputs or constants. The group uses the observer of its first member.
 
     Args:
-        is_absorbed: Predicate for nodes that absorb a clamp, after which the observer is placed.
+        is_absorbed: Predicate for nodes that absorb a clamp. Their observers are placed after the clamp.
     """
     groups: list[set[Edge]] = []
     for node in nodes:

@@ -26,7 +26,9 @@ Edge = Node | tuple[Node, Node]
 
 
 def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning = UNTUNED) -> None:
-    """Configure ethorch's observers. Observers of outputs that share the input's quantization parameters become followers.
+    """Configure ethorch's observers, for example their names, masks and leaders.
+
+    If an output shares the input's quantization parameters, its observer follows the input's observer.
 
     Args:
         observers: Observers keyed by node or edge (argument, node). They are changed in place.
@@ -69,7 +71,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
 
 
 def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning, written: WrittenWeights) -> None:
-    """Set ``center`` for each matrix product, in the observer of the int8 operand that the NPU converts to weights."""
+    """In each matrix product, set ``ActivationObserver.center`` of the int8 operand that the NPU converts to weights."""
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
         factors = None if spec is None else spec.rule(node).factors

@@ -34,7 +34,7 @@ _FARTHEST = 2.5
 
 @dataclass
 class Observations:
-    """The observations of an activation, except the histogram.
+    """Statistics of the observed tensors of an activation. The histogram is stored separately.
 
     Attributes:
         inputs: Number of observed tensors.
@@ -58,7 +58,7 @@ def bin_centres(reach: float) -> Floats:
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent of the values, with equal numbers of values below and above."""
+    """Return the (low, high) that enclose ``percentile`` percent of the values, leaving equally many below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -124,7 +124,7 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return the (standard deviation, degrees of freedom) of an extreme. If the deviation is 0, the range is not widened."""
+    """Return the (standard deviation, degrees of freedom) of ``extremes``. If the deviation is 0, the range is not widened."""
     # If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0

@@ -104,7 +104,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
 
     def fit_bias(self, scale: Tensor) -> Tensor:
-        """Increase scales until bias / (input scale x weight scale) fits half the accumulator's range."""
+        """Increase scales until bias / (input scale x weight scale) fits in half the accumulator's range."""
         needed = torch.zeros_like(scale)
         for bias, (observer,) in self.uses:
             limit = float(1 << _BIAS_BITS.get(observer.dtype, 30))

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every mask that contains a number of at most ``HUGE`` with ``masked_fill``, except in excluded nodes.
+    """Replace every mask that contains a number <= ``HUGE`` (-1e4) with ``masked_fill``, except in excluded nodes.
 
     If the observed range included such a number, it would leave no integer values for the scores. The ``masked_fill`` is placed
     after operators that scale, add, concatenate or clamp the scores.

@@ -35,7 +35,7 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors, or none of them if an operator that uses them is excluded or has no lowering rule.
+    """Replace all complex tensors, unless an operator that uses them is excluded or has no lowering rule.
 
     Run ``functionalize`` and ``fold_constants`` first.
     """

@@ -170,7 +170,7 @@ def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that relu can be absorbed."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that y's producer absorbs relu."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
@@ -201,7 +201,7 @@ def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
     """Convert batch norms to the form with fixed statistics, in place.
 
-    ``convert_pt2e`` interprets other forms as training, and takes 10 s to export 96 patterns that match them.
+    ``convert_pt2e`` interprets other forms as training, and takes 10 s to match them.
 
     Args:
         stays: Predicate for the batch norms to convert, i.e. those that will not be folded.

@@ -91,7 +91,7 @@ class _View:
 
 
 class _Functionalizer:
-    """A pass in graph order. Original nodes identify views of memory, and ``current`` returns the nodes with the current values."""
+    """A pass in graph order. ``views`` maps original nodes to views of memory, and ``current`` returns their current values."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph
@@ -123,7 +123,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer with a ``clone`` in its readers, which would treat the get_attr node as a constant."""
+        """Replace a written buffer with a ``clone`` in its readers, which would otherwise treat the get_attr node as a constant."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):

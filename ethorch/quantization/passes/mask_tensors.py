@@ -89,7 +89,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return the value of a number, or the maximum of a constant, if it is at most ``HUGE``, or None otherwise."""
+    """Return a number, or the maximum of a constant tensor, if it is at most ``HUGE`` (-1e4). Return None otherwise."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None

@@ -19,7 +19,7 @@ _ENTER, _LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decremen
 
 
 def inline_vmapped(model: GraphModule) -> None:
-    """Inline each ``torch.vmap`` in place, including those in control-flow subgraphs."""
+    """Inline each ``torch.vmap`` call in place, including calls in control-flow subgraphs."""
     for child in model.children():
         if isinstance(child, GraphModule):
             inline_vmapped(child)
