@@ -38,7 +38,7 @@ def build_pte(
 ) -> Build:
     """Lower and serialize a quantized model.
 
-    If ethorch's writer (``ethorch.backend.emit``) does not support the graph or Vela refuses a delegate, ExecuTorch exports and
+    If ethorch's writer (``ethorch.backend.emit``) does not support the graph or Vela rejects a delegate, ExecuTorch exports and
     partitions the graph again, which is slower. ``PartitionReport.executorch_reason`` records the reason.
 
     Args:

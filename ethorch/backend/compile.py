@@ -17,7 +17,7 @@ def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowere
 
     Raises:
         Unsupported: An operator cannot run on the target.
-        VelaError: Vela refused the graph. The message lists the refused operators with source lines.
+        VelaError: Vela rejected the graph. The message lists the rejected operators with source lines.
     """
     builder = builder_for(spec.target)
     return compile_lowered(lower_program(program, builder), builder.tuning, spec)

@@ -38,8 +38,9 @@ class DryRun:
 
     Attributes:
         report: PartitionReport of all programs processed so far.
-        declined: Operators that the dry run accepted but Vela or the lowering of a delegate refused.
-        begins: Operators that start a new delegate to shorten a stream, with the number added to their level in ``group_nodes``.
+        declined: Operators that the dry run accepted, but Vela or the lowering of a delegate rejected.
+        begins: Operators that begin a new delegate because a command stream was too long. Each is mapped to the number added to its
+            level in ``group_nodes``.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -50,11 +51,11 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the reasons for operators that the user's checks refuse. The base class returns {}."""
+        """Return the operators that the user's checks refuse, with reasons. The base class returns {}."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """Lower a graph repeatedly until no further operator is refused. Return the NPU nodes and the reasons for CPU operators."""
+        """Lower a graph repeatedly until no further operator is refused. Return the NPU nodes, and the CPU nodes with reasons."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {

@@ -49,7 +49,7 @@ _BOOKKEEPING = {"<built-in function getitem>"}
 
 
 def refusal_of(message: str) -> Reason:
-    """Return the reason for an operator that Vela refuses with ``message``."""
+    """Return the reason for an operator that Vela rejects with ``message``."""
     if STREAM_TOO_LONG in message:
         return Reason(
             "vela.stream",
@@ -86,10 +86,10 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return tags
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that ExecuTorch must not decompose because the dry run assigns them to the NPU.
+        """Return the operators that ExecuTorch must not decompose because they run on the NPU, and a node filter or None.
 
-        If such an operator also runs on the CPU, the second result is a filter that accepts only the NPU nodes. ExecuTorch then
-        decomposes the program twice.
+        The filter accepts only the NPU nodes. It is None unless some nodes with these operators run on the CPU. With a filter,
+        ExecuTorch decomposes the program twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this method several times for one program
             return self._whole[1]
@@ -106,7 +106,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Group the supported nodes into the fewest partitions, tag them, and add the reasons for other operators to ``report``."""
+        """Group the supported nodes into the fewest partitions, tag them, and add the refused operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
@@ -136,8 +136,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which must not change the program.
 
-        If the user has checks, decompose operators that stay on the CPU. Call ``pick_codes``. Copy conversions and constant
-        operators for each delegate that reads them.
+        If ``additional_checks`` is set, decompose operators that stay on the CPU. Call ``pick_codes``. Copy quantize, dequantize,
+        cast and constant operators for each delegate that reads them.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

@@ -64,7 +64,6 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Return the TOSA flatbuffer of one partition."""
         if namesake := _namesake(TOSABackend, edge_program, compile_specs):
             return namesake.preprocess(edge_program, compile_specs)
         spec = find_spec(TosaCompileSpec, edge_program, compile_specs)

@@ -47,7 +47,7 @@ _SUM_BYTES = 4  # scratch memory that CMSIS-NN requires per column
 def reason_for_cpu(node: Node) -> Reason | None:
     """Return the reason why a node was assigned to the CPU before partitioning, or None.
 
-    Operators from ``move_products_to_cpu`` are recognized by name, because ExecuTorch's export drops the key ``LEFT_TO_CPU``.
+    Operators from ``move_products_to_cpu`` are recognized by name, because ExecuTorch's export drops ``meta[LEFT_TO_CPU]``.
     """
     if op_name(node.target) == QUANTIZED_PRODUCT:
         return REASON
@@ -58,7 +58,7 @@ def reason_for_cpu(node: Node) -> Reason | None:
 
 
 def products(module: GraphModule) -> list[Node]:
-    """Return the matrix products of two int8 activations that have an int8 result, in a graph from ``convert_pt2e``."""
+    """Return the matrix products in a graph from ``convert_pt2e`` whose two operands and result are int8 activations."""
     return [node for node in module.graph.nodes if _product(node) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Lower a program again without the operators that Vela or the lowering of a delegate refused.
+"""Move operators that Vela or the lowering of a delegate rejected to the CPU, and lower the program again.
 
 ExecuTorch partitions before it compiles, so ``preprocess`` cannot return operators to the CPU.
 """

@@ -1,4 +1,4 @@
-"""Extend each refusal caused by a float neighbor with the reason for that neighbor."""
+"""Extend each refusal caused by a float neighbor with the reason why that neighbor stays on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_consequence(reason: Reason) -> bool:
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return the refusals. If a float neighbor caused a refusal, the refusal includes the reason for that neighbor."""
+    """Return the refusals. A refusal caused by a float neighbor includes the reason why that neighbor stays on the CPU."""
     return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 

@@ -57,7 +57,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes except those that only assertions read. Such a node is kept if one of its inputs is kept."""
+    """Return the tagged nodes. Nodes that only assertions read are omitted, unless one of their inputs is returned."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):

@@ -40,7 +40,7 @@ def lower_by_executorch(
     shared: bool = False,
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Export a model again, partition it and write the program with ExecuTorch. See ``build_pte``."""
+    """Export a quantized model, partition it and write the program with ExecuTorch. See ``build_pte``."""
     partitioner = EthosUPartitioner(spec)
     if isinstance(quantized, GraphModule):
         quantized = with_reads_first(quantized)

@@ -14,7 +14,7 @@ from ethorch.support.errors import Reason
 def set_values(module: GraphModule) -> Reason | None:
     """Set ``meta["val"]`` of the nodes that prepare_pt2e and convert_pt2e inserted.
 
-    Return None, or the reason if a value cannot be derived (e.g. because of control flow).
+    Return the reason if a value cannot be derived (e.g. because of control flow), or None otherwise.
     """
     for node in module.graph.nodes:
         if is_control_flow(node):
@@ -36,7 +36,7 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return None if inputs and constants are contiguous static tensors and no node requests channels-last, or else the reason."""
+    """Return the reason if an input or constant is not a contiguous static tensor, or a node requests channels-last."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):

@@ -59,7 +59,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
         written: The quantize node that is written to the buffer.
 
     Returns:
-        The partial writes, or None if elements outside of them change, or if copying the whole buffer is cheaper.
+        The partial writes, or None if other elements also change, or if copying the whole buffer is cheaper.
     """
     if op_name(written.target) not in QUANTIZE:
         return None

@@ -68,7 +68,7 @@ class PartitionedGraph:
     Attributes:
         module: Graph of CPU operators and delegate calls.
         partitions: The partition of each call.
-        report: Operators in the partitions, and the reasons for operators on the CPU.
+        report: Operators in the partitions, and operators on the CPU with reasons.
         buffers: Names of the mutable buffers.
     """
 
@@ -79,9 +79,9 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Lower the partitions in a copy of a graph from ``convert_pt2e``.
+    """Return a copy of a graph from ``convert_pt2e`` with lowered partitions.
 
-    If the writer does not support the graph, e.g. because of control flow, return the reason instead.
+    If ethorch's ``.pte`` writer does not support the graph, e.g. because of control flow, return the reason instead.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph

@@ -57,7 +57,10 @@ def align(size: int) -> int:
 
 
 class Values:
-    """The value table of a method. Methods that add a value return its index. Equal numbers, strings and lists share an entry."""
+    """The value table of a program's method. Equal numbers, strings and lists share an entry.
+
+    Functions that add a value return its index.
+    """
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -67,7 +70,7 @@ class Values:
         return self.like(node.meta["val"])
 
     def like(self, tensor: torch.Tensor, contents: int = 0) -> int:
-        """Add a contiguous tensor. ``contents`` is the index of its initial value in the program, or 0 if it has no value."""
+        """Add a contiguous tensor. ``contents`` is the index of its initial value in the program, or 0 if it is uninitialized."""
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape))), data=contents))
         return len(self.values) - 1

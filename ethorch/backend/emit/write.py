@@ -32,7 +32,7 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
         quantized: Graph from ``convert_pt2e``, with quantized mutable buffers. It is not changed.
 
     Returns:
-        The program, or the reason if ExecuTorch's lowering is needed.
+        The program, or the reason why ExecuTorch's lowering is needed.
     """
     graph = partition_graph(with_reads_first(quantized), spec)
     if isinstance(graph, Reason):
