@@ -1,6 +1,6 @@
 """Bias correction and adaptive rounding.
 
-Each layer is corrected on the outputs of the corrected layers before it, so errors do not accumulate.
+The inputs of each layer are computed by the corrected layers before it, so errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all preceding nodes quantized."""
+    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all earlier nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:

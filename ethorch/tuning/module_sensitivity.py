@@ -35,7 +35,7 @@ class ModuleSensitivity:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
         only: Metric if only this module is quantized.
         all_but: Metric if everything except this module is quantized.
-        gain: ``all_but`` minus the metric of the fully quantized model, i.e. the benefit of float or int16.
+        gain: ``all_but`` minus the metric of the fully quantized model, i.e. the benefit of raising the module's precision.
         operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``, or "" for a module.
     """
 

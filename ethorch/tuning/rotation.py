@@ -186,7 +186,7 @@ class _Turning:
 def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
     """Return a random orthogonal matrix float64[width, width].
 
-    If the number of rotated dims is a power of two, the matrix is a Hadamard matrix with random signs.
+    If ``width`` is a power of two and ``keeps_mean`` is not set, the matrix is a Hadamard matrix with random signs.
 
     Args:
         keeps_mean: Whether to preserve the mean of each row, so that subtracting the mean commutes with the rotation.

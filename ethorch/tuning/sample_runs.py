@@ -26,7 +26,9 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a copy of a graph module. For another model, return a graph with the model's parameters and copies of its buffers.
+    """Return a copy of a graph module, or export any other model.
+
+    An exported graph shares the model's parameters and has copies of its buffers.
 
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.
@@ -64,6 +66,5 @@ def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) 
 
 
 def check_judge(judge: str) -> None:
-    """Raise QuantizationError unless ``judge`` is ``"quantized"`` or ``"npu"``."""
     if judge not in JUDGES:
         raise QuantizationError("accuracy.judge", f"expected judge={' or '.join(map(repr, JUDGES))}, got {judge!r}")

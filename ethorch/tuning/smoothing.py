@@ -1,6 +1,6 @@
 """Move outliers of activations into weights.
 
-Channel factors are folded into parameters, so the function and the cost of a model do not change (SmoothQuant, Xiao et al. 2022).
+Channel factors are folded into parameters, so the outputs and cost of a model do not change (SmoothQuant, Xiao et al. 2022).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Smoothed:
         source: Name of the first parameter that was divided by the factors.
         readers: Names of weights that were multiplied by the factors.
         strength: Exponent of the activation ranges in the factors.
-        gain_db: Improvement of the layers' quantized outputs on the samples, in dB.
+        gain_db: Improvement of the readers' quantized outputs on the samples, in dB.
     """
 
     source: str

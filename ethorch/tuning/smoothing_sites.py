@@ -57,11 +57,11 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """An activation whose channels can be divided and multiplied.
+    """An activation whose channel factors can be folded into parameters.
 
     Attributes:
-        sources: Parameters to divide. The first parameter identifies the site.
-        readers: Weights of linear layers to multiply along the input channel axis.
+        sources: Parameters to divide by the factors. The first parameter identifies the site.
+        readers: Weights of linear layers to multiply, along the input channel axis.
     """
 
     sources: tuple[Parameter, ...]
@@ -129,7 +129,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters to divide in order to divide a node's result along its last axis, or () if there are none."""
+        """Return the parameters to divide in order to divide a node's result along its last axis, or () if this is impossible."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)

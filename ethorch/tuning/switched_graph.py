@@ -93,7 +93,7 @@ class Switched:
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
-        """Enable each switch whose entry in ``owners`` satisfies the predicate ``on``, and disable the others."""
+        """Enable each switch whose entry in ``owners`` satisfies the predicate ``on``, and disable all other switches."""
         for target, path in self.owners.items():
             self._switches[target].on = on(path)
 

@@ -28,7 +28,7 @@ class Candidate:
     Attributes:
         codes: Quantized weight, int8[groups, outputs, K].
         scale: float[groups, outputs, 1].
-        local: Error energy of the layer's output, per row.
+        local: Error energy of the layer's output, per input row.
         noise: Predicted relative error energy of the program's outputs.
     """
 

@@ -43,12 +43,12 @@ class Price:
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
-        """Return True if the option costs no more of the wanted resource than ``as_is``."""
+        """Return True if the option uses no more of the ``wanted`` resource than ``as_is``."""
         return self.wanted is None or getattr(option, self.wanted) <= getattr(as_is, self.wanted)
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
-    """Return choices with decreasing prices and increasing noise, starting with the unchanged program.
+    """Return choices with decreasing total price and increasing noise, starting with the unchanged program.
 
     From one choice to the next, the recipe of one weight changes. The change with the largest savings per added noise comes first.
     Prices and noise are additive, so the noise of each choice is close to the minimum for its price.

@@ -21,7 +21,7 @@ from ethorch.tuning.compress.recipe import AS_IS, Recipe, parse
 
 
 class Constraint(nn.Module):
-    """A parametrization that applies a recipe to a weight. The positions of zeros and the levels are chosen once.
+    """A parametrization that applies a recipe to a weight. The levels and the positions of zeros are chosen once.
 
     Args:
         recipe: Recipe to apply. ``one_scale`` is ignored.

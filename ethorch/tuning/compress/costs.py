@@ -23,7 +23,7 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Cost:
-    """The cycles of the layers that read a weight, and the encoded bytes that these layers read from region 0."""
+    """The cycles of the layers that read a weight, and the encoded bytes that these layers read from region 0 (constants)."""
 
     cycles: int
     bytes: int

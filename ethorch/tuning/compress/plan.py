@@ -59,7 +59,7 @@ def plan(
 
     Args:
         model: Model in eval mode, or the output of ``ethorch.quantize``. A quantized model is its own reference for SQNR.
-        samples: A few dozen input tuples, used for ranges, errors and accuracy.
+        samples: A few dozen input tuples, used for calibration and to measure accuracy.
         max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
         max_cycles: Maximum total NPU cycles, estimated by Vela.
         min_sqnr_db: Minimum SQNR on the samples. If this is the only budget, the plan compresses as much as possible.

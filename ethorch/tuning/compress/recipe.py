@@ -100,7 +100,7 @@ def usual(family: str) -> tuple[Recipe, ...]:
     """Return the default recipes for an NPU family.
 
     The U85 skips the multiplications by zero in 2:4 weights. On the U55 and U65, 2:4 saves no more than unstructured zeros. The
-    U85's fast decoder has a four-bit format for at most 15 values (measured with Vela 5.2).
+    U85's fast decoder has a four-bit format for at most 15 values.
     """
     names = ["32-values", "15-values" if family == "u85" else "16-values", "8-values"]
     names += ["50%-zeros", "50%-zeros+16-values", "75%-zeros", "one-scale"]
