@@ -190,7 +190,7 @@ class Scan:
         return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
-        """Return the spec of an input: the spec of its producer if the dtypes match, or ``qspec`` otherwise."""
+        """Return the spec of an input: the producer's spec if it has the dtype of ``qspec``, or ``qspec`` otherwise."""
         annotation = arg.meta.get(ANNOTATION)
         produced = annotation.output_qspec if annotation else None
         if produced is not None and qspec is not None and dtype_of(produced) == qspec.dtype:

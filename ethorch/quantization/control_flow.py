@@ -125,7 +125,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Move parameters that branches receive as arguments into the branches, recursively, so that each is quantized once."""
+    """Move parameters that branches receive as arguments into the branches, recursively. Each parameter is then quantized once."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
