@@ -55,7 +55,7 @@ class Stream:
     """A residual stream.
 
     Attributes:
-        tables: Embeddings whose rows are added, with channels along axis 1.
+        tables: Embeddings whose rows start the stream, with channels along axis 1.
         writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
         refused: Reason why the stream cannot be rotated, or an empty string.
     """
