@@ -1,4 +1,4 @@
-"""The programs that a search for budgets compiles."""
+"""The programs that a budget search compiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Attempt:
-    """The figures of a program that a search for budgets compiled.
+    """The figures of a program that a budget search compiled.
 
     Attributes:
         change: Description of the changed settings, or "" for the first attempt.

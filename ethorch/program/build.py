@@ -1,4 +1,4 @@
-"""Quantize and lower a model with fixed settings, without a search for budgets."""
+"""Quantize and lower a model with fixed settings, without a budget search."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if ``forward`` is the only method, so that no methods must be merged into one program."""
+    """Return True if ``forward`` is the only method."""
     return set(methods.models) == {FORWARD}
 
 
 def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]:
-    """Return each method's graph with quantize and dequantize operators, with inputs and outputs in the layout of the settings.
+    """Return each method's fake-quantized graph, with inputs and outputs in the layout of the settings.
 
     Raises:
         EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
@@ -187,7 +187,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(methods: UserMethods, settings: Settings) -> None:
-    """Raise SpecError if a name in ``settings.modules`` does not name a submodule and is not a valid operator name."""
+    """Raise SpecError if a name in ``settings.modules`` is neither a submodule nor a valid operator name."""
     for name in _operator_names(methods, settings):
         if not name.isidentifier():
             raise unknown_name("module", name, list_modules(methods.models))
@@ -228,7 +228,7 @@ def lower_method(
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
-    """Return a function that compiles a model without a search for budgets.
+    """Return a function that compiles a model without a budget search.
 
     The function reuses the record's quantized model if only the settings ``arena`` and ``constants`` differ from the record's.
     """

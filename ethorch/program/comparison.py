@@ -100,7 +100,7 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The comparison of a program's outputs with its models, and of its delegates with the TOSA reference model."""
+    """The comparison of a program's outputs with those of its models, and of its delegates with the TOSA reference model."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]

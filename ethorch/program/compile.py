@@ -91,10 +91,10 @@ def compile(
         example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs. Their shapes become the input shapes. Several
             methods require a dict of inputs by method name. A named model can define its own example inputs.
         target: Name of the NPU. See ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
-        calibration: A few dozen representative inputs, which determine the ranges of activations: an iterable of samples, a
-            Dataset or DataLoader, a batch, a file or folder, or a result of ``ethorch.samples``. Several methods require sessions:
-            lists of calls in order, e.g. ``("decode", inputs)``. Each session starts with the initial state. Default: the example
-            inputs.
+        calibration: A few dozen representative inputs, which determine the ranges of activations. Accepted types: an iterable
+            of samples, a Dataset or DataLoader, a batch, a file or folder, or a result of ``ethorch.samples``. Several methods
+            require sessions, i.e. lists of calls in order, e.g. ``("decode", inputs)``. Each session starts with the initial state.
+            Default: the example inputs.
         shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]`` or
             ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Each call selects the
             smallest method that fits the inputs (``ethorch.targets.selection``). Default: one method with the shapes of the example
@@ -112,7 +112,7 @@ def compile(
             one method exceeds a budget, ``compile`` tries other arenas, weights in SRAM and 16-bit modules
             (``ethorch.program.budget_search``).
         settings: All settings as one value. The other parameters override ``settings``.
-        progress: Whether to display progress. Default: on a terminal or in a notebook.
+        progress: Whether to display progress. Default: True on a terminal or in a notebook.
 
     Raises:
         SpecError: A target, scheme or type is unknown, or a size or flag is invalid.

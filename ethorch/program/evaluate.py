@@ -125,8 +125,9 @@ def evaluate(
     Args:
         program: Program, or the path of a ``.pte`` or saved folder.
         data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
-        metric: Function of (list of outputs, list of labels) that returns a number or a dict, a torchmetrics object, or ``"map"``
-            for the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there are labels.
+        metric: A torchmetrics object, or a function of (list of outputs, list of labels) that returns a number or a dict.
+            ``"map"`` computes the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there
+            are labels.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
             ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
             sample is a dict of ``boxes`` and ``labels``.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 #: Settings that can be varied, in the order of the columns of the table.
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
-#: Settings that the search for budgets changes, or that the compiler selects if they are ``auto``.
+#: Settings that the budget search changes, or that the compiler selects if they are ``auto``.
 _SEARCHED = ("arena", "constants", "io_layout", "partition")
 _ALONE = 4  # maximum number of programs compiled in this process, because a new process needs seconds to import torch
 _WORTH = 15.0  # minimum estimated seconds of the remaining work for which new processes are started
@@ -65,7 +65,7 @@ class Variant:
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
         fits: Whether no budget or board memory is known to be exceeded, or None if neither budgets nor a board are set.
-        searched: Settings that the search for budgets changed, or that the compiler selected for ``auto``.
+        searched: Settings that the budget search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
 
@@ -98,8 +98,8 @@ class Exploration:
 
     Attributes:
         variants: Finished combinations of the varied settings. The last setting varies fastest.
-        cheapest: Fastest variant that meets all budgets, on the smallest NPU with such a variant (in the order of
-            ``ethorch targets``), or None.
+        cheapest: Of the variants that meet all budgets, the fastest one on the smallest NPU (in the order of
+            ``ethorch targets``). None if no variant meets them.
     """
 
     variants: tuple[Variant, ...]
@@ -384,7 +384,7 @@ def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
 
 
 class _Log:
-    """A file that records finished variants, so that an interrupted exploration can be resumed."""
+    """A file that records finished variants, to resume an interrupted exploration."""
 
     def __init__(self, path: str | os.PathLike[str] | None, user: UserModel, base: Settings, accuracy: bool):
         self.path = None if path is None else Path(path)

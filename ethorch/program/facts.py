@@ -37,7 +37,10 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget, the program's figure (``found``), and whether the budget is met (``holds``). Both are None if unknown."""
+    """A budget, the program's figure (``found``), and whether the budget is met (``holds``).
+
+    ``found`` and ``holds`` are None if unknown.
+    """
 
     name: str
     limit: float
@@ -87,7 +90,7 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing a program's delegates with the TOSA reference. A difference raises an error instead.
+    """The result of comparing a program's delegates with the TOSA reference. A difference raises an error.
 
     Attributes:
         delegates, equal: Number of delegates in all methods, and number of delegates whose outputs equal the reference.

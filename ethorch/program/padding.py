@@ -36,7 +36,7 @@ _INDEXING = {
 
 
 def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...]:
-    """Return the axes with different sizes in ``shapes`` along which inputs can be padded.
+    """Return the input axes whose sizes differ in ``shapes`` and that can be padded.
 
     Args:
         shapes: Input shapes of each method, smallest first.
@@ -126,7 +126,7 @@ def _map(args: Any, function: Any) -> Any:
 
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
-    """Return True if the leading results of the operator do not depend on the padding."""
+    """Return True if the operator's results for the original elements do not depend on the padding."""
     expected = pytree.tree_leaves(values[node])
     for above in (True, False):
 
@@ -147,7 +147,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:
-    """Pad a tensor, or each tensor in a list, to the shape of ``like``. The padding is high if ``above`` is set, and low if not."""
+    """Pad a tensor, or each tensor in a list, to the shape of ``like``. Padding values are high if ``above`` is set, else low."""
     if isinstance(value, (tuple, list)):
         return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:

@@ -148,7 +148,7 @@ class Program:
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of its compiled size, the inputs are split into
-        several inferences, whose outputs are concatenated along the first dimension.
+        several inferences. The outputs are concatenated along the first dimension.
 
         Returns:
             The outputs in the structure that the model returns, if known. Quantized outputs are not dequantized.
@@ -368,8 +368,8 @@ class Program:
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
-            files: Logs with PMU counters printed by ExecuTorch's runner, Arm's evaluation kit, Zephyr or ethorch's firmware, CSV of
-                QREAD samples (``qread_bytes,samples``), or CSV of call times (``milliseconds``).
+            files: CSV of QREAD samples (``qread_bytes,samples``), CSV of call times (``milliseconds``), or logs with PMU counters
+                from ExecuTorch's runner, Arm's evaluation kit, Zephyr or ethorch's firmware.
             etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:

@@ -55,7 +55,7 @@ class Record:
         partition: NPU operators, and the reasons why other operators run on the CPU, or None if unknown.
         stream_passes: Passes that changed command streams.
         verification: Comparison of the delegates with the TOSA reference, or None if not verified.
-        tried: Programs that the search for budgets compiled, including this program.
+        tried: Programs that the budget search compiled, including this program.
         measured: Cached results of runs on samples, by name.
         methods_by_name: Records of the methods in the file. All records of a file share this dict.
     """

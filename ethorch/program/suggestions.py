@@ -107,7 +107,7 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
     """Compile the program with several changes, and return the changes that make it smaller or faster.
 
     Args:
-        compile_by: Function that compiles a model with the given settings, without a search for budgets.
+        compile_by: Function that compiles a model with the given settings, without a budget search.
 
     Raises:
         EthorchError: See ``Program.suggest``.
@@ -202,7 +202,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75% (a multiple of 8), or None if no input is a large image."""
+    """Return the model with image sizes reduced to 75% (a multiple of 8), or None if it is quantized or has no large image."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE

@@ -37,8 +37,6 @@ _CALLS_WITH_STATE = 3  # maximum number of calls of each method in a program wit
 
 
 class _Check:
-    """The verification of one payload."""
-
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
         self.name, self.payload, self.delegate = name, payload, delegate
         self.inputs: list[Array] | None = None
@@ -84,7 +82,7 @@ class _Check:
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Compare the outputs for the random inputs of ``vela.repair``, if no sample executes the delegate."""
+        """Verify the outputs for the random inputs of ``vela.repair``, if no sample executes the delegate."""
         if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
             self.run_on(inputs[0])
 

@@ -16,7 +16,7 @@ class Budgets(tuple[Budget, ...]):
     """The budgets of a program.
 
     Attributes:
-        attempts: Programs that the search for budgets compiled. The first was compiled with the original settings.
+        attempts: Programs that the budget search compiled. The first was compiled with the original settings.
     """
 
     attempts: tuple[Attempt, ...]

@@ -13,7 +13,7 @@ _KEY = "comparison"
 
 
 def find_comparison(record: Record) -> Comparison | None:
-    """Return the cached comparison, which was computed earlier or read from a saved folder, or None."""
+    """Return the comparison that was computed earlier or read from a saved folder, or None."""
     comparison: Comparison | None = record.measured.get(_KEY)
     return comparison
 

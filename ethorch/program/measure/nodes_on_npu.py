@@ -1,6 +1,6 @@
 """Execute a converted graph to obtain the result of each node. The TOSA reference model computes the NPU operators.
 
-It executes TOSA graphs without rewrites, because they contain the result of each operator.
+The TOSA graphs are not rewritten, so that they contain the result of each operator.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class NodesOnNpu:
             return target(*args, **keywords)
 
     def _pass_to_npu(self, node: Node, result: Tensor, recorded: Mapping[str, Array], arrays: dict[int, Array]) -> Tensor:
-        """Store the NPU input in ``arrays`` and return it as a tensor. Recorded bytes, if there are any, replace ``result``."""
+        """Store the NPU input in ``arrays`` and return it as a tensor. Recorded bytes, if any, replace ``result``."""
         value = self.from_cpu[node]
         order = storage_order(node.meta["val"])
         codes = result.view(torch.int8) if result.dtype == torch.uint8 else result

@@ -21,7 +21,7 @@ _MEASURED_SAMPLES = 8
 
 
 def accuracy_of_samples(record: Record) -> Accuracy:
-    """Return the SQNR on at most 8 calibration samples, run in order without resetting buffers between samples."""
+    """Return the SQNR on at most 8 calibration samples, run in order without resetting buffers."""
     model = _model(record)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
     ratios = OutputRatios()
