@@ -47,9 +47,9 @@ class _Parts:
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
-    """A layer's cache: keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]``. It is written after the call.
+    """A layer's cache: keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]``.
 
-    With these layouts, products with few queries require no transpose.
+    ``write`` stores the new rows after the model has run. With these layouts, products with few queries require no transpose.
     """
 
     is_compileable, is_sliding = True, False
@@ -126,7 +126,7 @@ def attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return softmax(scaling * query @ key.T + bias, masked) @ value, like all attention functions of transformers.
+    """Return (softmax(scaling * query @ key.T + bias, masked) @ value, None), as transformers requires.
 
     - Query heads that share one of K key heads are rows of one product: ``[1, heads, N, D]`` becomes
       ``[1, K, heads / K * N, D]``.

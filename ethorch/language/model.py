@@ -121,7 +121,7 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read ``ids``: at most one of each prefill method, longest first, and then calls of ``decode``.
+        """Return the calls that read ``ids``: at most one call of each prefill method, longest first, and then calls of ``decode``.
 
         Raises:
             EthorchError: ``ids`` is empty, or has more tokens than the context, or has fewer tokens than the prefill method of an

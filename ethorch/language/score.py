@@ -82,7 +82,7 @@ class Scores:
 
     Attributes:
         perplexity: Teacher-forced perplexity of each column (implementation of the model), by name.
-        free_running: Perplexity, according to the first column, of the text that each column generates. Empty if ``write`` is 0.
+        free_running: Perplexity of the text that each column generates, under the first column's model. Empty if ``write`` is 0.
         agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
     """
 
@@ -96,7 +96,7 @@ class Scores:
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table with one row for each column of ``scores``."""
+        """Return a table with one row for each implementation."""
         table = tables.table()
         for name in ("", "perplexity", "free running", "same token"):
             table.add_column(name)
