@@ -33,7 +33,7 @@ class Advice:
         figure: Current cost, with a unit.
         text: Reason and remedy.
         weight: Rank from 0 to 1, based on the share of the cycles or of the RAM that the advice concerns.
-        is_saving: Whether the change can save all of ``figure``, rather than only a part.
+        is_saving: Whether the change can save the whole cost in ``figure``.
     """
 
     id: str
