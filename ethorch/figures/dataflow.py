@@ -115,7 +115,7 @@ class _Memory:
         self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Return a view of the writer numbers of all bytes in the address range, and a mask of the accessed bytes."""
+        """Return a view of each byte's index in ``_writer_sets`` for the address range, and a mask of the accessed bytes."""
         low, high = extent(access)
         writers = self._writers.get(access.region, np.zeros(0, np.int32))
         if writers.size < high:

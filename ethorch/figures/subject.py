@@ -151,7 +151,7 @@ def subject(
     Args:
         source: Build, or the contents or path of a .pte.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
-        spec: Required only if the file refers to a custom ini file.
+        spec: Compile spec, required only if the file refers to a custom ini file.
         sources: Operator of each command, by delegate number. See ``vela.artifacts.sources``.
 
     Raises:
