@@ -41,8 +41,8 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
     Sums are computed in float64 over all tensors in nested tuples, lists and dicts, or only over floating-point tensors if any
-    tensor is floating-point. The ratio is inf for equal tensors, -inf if only the reference is zero or the error is infinite, and
-    nan if a tensor contains NaN.
+    tensor is floating-point. The ratio is inf for equal tensors, and nan if a tensor contains NaN. It is -inf if only the
+    reference is zero or the error is infinite.
 
     Raises:
         ValueError: The number or the shapes of the tensors differ, or only the reference is floating-point.

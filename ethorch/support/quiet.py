@@ -23,7 +23,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute warnings of other libraries, and log messages that they also raise as exceptions. Log levels set by the user stay.
+    """Mute other libraries' warnings and those of their log messages that repeat exceptions. Keep log levels set by the user.
 
     Filters and levels are global. The first thread in the context sets them, and the last restores them.
     """
