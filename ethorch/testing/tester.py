@@ -308,7 +308,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # outputs ----------------------------------------------------------------------------------------------------------
 
     def generate_random_inputs(self) -> Iterator[Inputs]:
-        """Yield random inputs. Floats are uniformly distributed in the range of the example, and other dtypes are unchanged."""
+        """Yield random inputs. Floats are uniformly distributed in the range of the example. Other inputs are unchanged."""
         if self.dynamic_shapes is not None:
             yield from super().generate_random_inputs()
             return
