@@ -29,9 +29,9 @@ def from_nhwc(value: Any) -> Any:
 
 
 class NhwcIo(nn.Module):
-    """A model with inputs and outputs of shape [N, H, W, C] or [N, D, H, W, C].
+    """A wrapper of a model, with inputs and outputs of shape [N, H, W, C] or [N, D, H, W, C].
 
-    Wrap the model before ``torch.export``. The permutes do not move data on the NPU. Convert calibration samples with
+    Wrap the model before ``torch.export``. The wrapper's permutes do not move data on the NPU. Convert calibration samples with
     ``ethorch.models.layouts.nhwc_inputs``.
     """
 

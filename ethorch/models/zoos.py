@@ -172,7 +172,7 @@ def executorch_models() -> Mapping[str, tuple[str, str]]:
 
 
 def zoo_of(name: str) -> str:
-    """Return the zoo of a model in ExecuTorch's Arm script: ``executorch`` if it contains the name, else ``torchvision``."""
+    """Return the zoo of a model in ExecuTorch's Arm script: ``executorch`` if that zoo contains the name, else ``torchvision``."""
     return "executorch" if name in _SCRIPT_MODELS or name in executorch_models() else "torchvision"
 
 
