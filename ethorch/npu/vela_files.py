@@ -69,7 +69,8 @@ class VelaFile:
         machines = [Machine(program, regions=regions, **options) for program in self.programs]
         for tensor, array in zip(self.inputs, inputs, strict=True):
             data = np.ascontiguousarray(array)
-            if data.nbytes != tensor.size_bytes or data.dtype.itemsize != tensor.dtype.itemsize:
+            is_equal = [n for n in data.shape if n != 1] == [n for n in tensor.shape if n != 1] or data.ndim == 1
+            if not is_equal or data.nbytes != tensor.size_bytes or data.dtype.itemsize != tensor.dtype.itemsize:
                 raise FormatError(
                     f"input {tensor.name}: expected {tensor.dtype}{list(tensor.shape)}, got {data.dtype}{list(data.shape)}."
                 )

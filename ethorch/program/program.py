@@ -400,7 +400,8 @@ class Program:
         for _ in range(runs):
             traced(*flat)
         inspector = traced.inspector(etrecord)
-        return Inspection(inspector, cycles_of(sources), cpu_cycles_of(record.layers), record.core_clock_hz)
+        clocks = record.core_clock_hz, record.cpu_clock_hz
+        return Inspection(inspector, cycles_of(sources), cpu_cycles_of(record.layers), *clocks)
 
     def report(self, path: str | os.PathLike[str], samples: Any = None, title: str = "") -> Path:
         """Write a report as one self-contained HTML page.

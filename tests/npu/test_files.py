@@ -294,6 +294,8 @@ def test_damaged_tflite_files_fault_or_run(tmp_path):
         run_vela(path, [])
     with pytest.raises(FormatError, match="input t0: expected"):
         run_vela(path, [np.zeros((1, 12, 12, 16), np.int16)])
+    with pytest.raises(FormatError, match="input t0: expected"):
+        run_vela(path, [np.zeros((1, 16, 12, 12), np.int8)])
     generator = np.random.default_rng(1)
     refused = 0
     for _ in range(300):

@@ -40,6 +40,18 @@ def test_cpu_kernels_have_the_estimate_of_their_layer(program: Program) -> None:
     assert len(table["raw"].iloc[-1]) == 2, "two runs"
 
 
+def test_times_of_cpu_kernels_are_at_the_cpus_clock() -> None:
+    board = ethorch.compile(Topk(), image(), board="renesas-ra8p1")
+    record = record_of(board)
+    assert record.core_clock_hz != record.cpu_clock_hz
+    table = board.profile().to_dataframe(include_units=False)
+    known = table[table["estimated_cycles"].notna()]
+    for delegated, clock in ((True, record.core_clock_hz), (False, record.cpu_clock_hz)):
+        rows = known[known["is_delegated_op"] == delegated]
+        assert rows["estimated_us"].tolist() == [1e6 * cycles / clock for cycles in rows["estimated_cycles"]]
+        assert len(rows) or not delegated
+
+
 def test_it_prints_and_a_file_has_as_much_as_it_tells(program: Program, tmp_path: Path) -> None:
     text = str(program.profile())
     assert "estimated_cycles" in text.splitlines()[0] and "aten.conv2d.default at stem" in text

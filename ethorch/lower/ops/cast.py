@@ -30,7 +30,7 @@ def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
     if not isinstance(x, QTensor):
         return Reason(
             "to.operand",
-            f"expected a quantized, integer or bool tensor as input, got {type(x).__name__}",
+            "expected a quantized, integer or bool tensor as input, got a float tensor",
             "Quantize the module that computes the input.",
         )
     return None

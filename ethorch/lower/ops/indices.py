@@ -66,7 +66,7 @@ def check_operands(*indices: Any) -> Reason | None:
         if not isinstance(index, (QTensor, np.ndarray)):
             return Reason(
                 "index.operand",
-                f"expected an int32 tensor or a constant as index, got {type(index).__name__}",
+                "expected an int32 tensor or a constant as index, got a computed index of another dtype",
                 "Convert the index to int32 in the model.",
             )
     return None

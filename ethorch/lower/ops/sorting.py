@@ -193,7 +193,7 @@ def check_bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: boo
         return Reason(
             "bucketize.operand",
             "expected a quantized or integer input and constant boundaries, got "
-            f"{type(x).__name__} and {type(boundaries).__name__}",
+            + ("a float input" if not isinstance(x, QTensor) else "computed boundaries"),
             "Quantize the model with EthosUQuantizer, which supports computed boundaries.",
         )
     if (x.is_integer or x.qparams.dtype != "INT8") and math.prod(x.shape) * boundaries.size > _MOST_COMPARISONS:

@@ -22,41 +22,40 @@ class Inspection:
         inspector: ``executorch.devtools.Inspector``. Its times are simulation times on the host.
         cycles: Vela's estimate of the cycles of each NPU operation, by event name.
         cpu_cycles: See ``cpu_cycles_of``.
-        core_clock_hz: NPU clock in Hz, or 0 if unknown.
+        core_clock_hz, cpu_clock_hz: Clocks in Hz, or 0 if unknown.
     """
 
     inspector: Any
     cycles: Mapping[str, int]
     cpu_cycles: Mapping[str, Sequence[int | None]]
     core_clock_hz: float
+    cpu_clock_hz: float
 
     def to_dataframe(self, include_units: bool = True) -> Any:
         """Return the Inspector's table as a pandas DataFrame, with two columns added.
 
         ``estimated_cycles`` contains NPU cycles estimated by Vela, CPU cycles estimated with ``ethorch.figures.RATES``, or None for
-        all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles at the NPU
-        clock.
+        all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles.
         """
         table = self.inspector.to_dataframe(include_units=include_units)
-        cycles = list(self._cycles_of_events(table["event_name"]))
-        table["estimated_cycles"] = cycles
-        clock = self.core_clock_hz
+        estimates = list(self._estimate_events(table["event_name"]))
+        table["estimated_cycles"] = [count for count, _ in estimates]
         name = "estimated_us (us)" if include_units else "estimated_us"
-        table[name] = [None if count is None or not clock else 1e6 * count / clock for count in cycles]
+        table[name] = [None if count is None or not clock else 1e6 * count / clock for count, clock in estimates]
         return table
 
-    def _cycles_of_events(self, names: Sequence[str]) -> Iterator[int | None]:
+    def _estimate_events(self, names: Sequence[str]) -> Iterator[tuple[int | None, float]]:
         calls: dict[str, int] = defaultdict(int)
         for name in names:
             kernel = base_name(name.removeprefix(_NATIVE_CALL))
             if name in self.cycles:
-                yield self.cycles[name]
+                yield self.cycles[name], self.core_clock_hz
             elif name.startswith(_NATIVE_CALL) and kernel in self.cpu_cycles:
                 cycles_of_calls = self.cpu_cycles[kernel]
-                yield cycles_of_calls[calls[kernel] % len(cycles_of_calls)]
+                yield cycles_of_calls[calls[kernel] % len(cycles_of_calls)], self.cpu_clock_hz
                 calls[kernel] += 1
             else:
-                yield None
+                yield None, 0.0
 
     def __str__(self) -> str:
         table = self.to_dataframe()
