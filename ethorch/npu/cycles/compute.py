@@ -68,9 +68,10 @@ def _compute_array(work: Work, per_element: float, is_first: bool, is_last: bool
     blocks = volume(divide_up(work.ofm.size, microblock)) / volume(divide_up(block, microblock))
     computed = math.ceil(per_element * volume(block))
     scales = 0.0
-    if work.kind in (CONV, DEPTHWISE) and work.weights is not None:
-        # Vela assumes that scales and weights are in the same memory.
-        scales = _SCALE_BYTES * block[2] * work.weights.read_latency / _SCALE_READ_BYTES
+    if work.kind in (CONV, DEPTHWISE) and work.weights is not None and work.scales is not None:
+        # Vela uses the latency of the weights, because its scales are in the same memory or a slower one.
+        latency = min(work.weights.read_latency, work.scales.read_latency)
+        scales = _SCALE_BYTES * block[2] * latency / _SCALE_READ_BYTES
     output, array = max(float(computed), scales), float(array_cycles(work))
     read, write = first_block_cycles(work), last_block_cycles(work)
     issue = ((abs(write - read) if blocks > 1 else 0) + array + output) / _DPU_COMMANDS

@@ -136,7 +136,7 @@ def time_operators(
     for rated_operator in rated:
         cycles = rated_operator.operator.computation.cycles + bus.start(rated_operator.operator)
         accesses = rated_operator.access_cycles(npu, regions, bus.early_bytes(rated_operator.operator))
-        if effects.contention and not rated_operator.operator.weights:
+        if effects.contention and rated_operator.operator.reads_constants(regions):
             cycles = max(cycles, bus.read(accesses.get(constants, 0)))
         bus.finish(rated_operator.operator, max([cycles, *accesses.values()]) + rated_operator.effects)
         yield cycles, accesses
@@ -247,10 +247,10 @@ def _list_traffic(operator: Operator, regions: Regions, early_bytes: int) -> Ite
         return
     passes = weight_passes(head)
     if operator.weights:
-        source = regions[operator.weights[0].source]
-        late = max(head.weight_bytes - early_bytes, 0)
+        source, target = regions[operator.weights[0].source], regions[operator.weights[0].target]
+        late = max(min(head.weight_bytes, sum(transfer.size_bytes for transfer in operator.weights)) - early_bytes, 0)
         yield Traffic(source, COPY, WEIGHTS, late)
-        yield Traffic(head.weights, WRITE, WEIGHTS, late)
+        yield Traffic(target, WRITE, WEIGHTS, late)
         yield Traffic(head.weights, FAST_WEIGHT if head.fast_weights else WEIGHT, WEIGHTS, passes * head.weight_bytes)
     else:
         yield Traffic(head.weights, WEIGHT, WEIGHTS, passes * head.weight_bytes)

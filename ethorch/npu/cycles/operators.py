@@ -20,7 +20,7 @@ from ethorch.npu.cycles.compute import Computation, compute
 from ethorch.npu.cycles.copies import rate_copy
 from ethorch.npu.cycles.dependencies import Dependencies
 from ethorch.npu.cycles.groups import Group, find_groups
-from ethorch.npu.cycles.memories import ARENA, MemoryRate, Regions
+from ethorch.npu.cycles.memories import ARENA, CONSTANTS, MemoryRate, Regions
 from ethorch.npu.cycles.work import POOL, Map, Work, read_work
 from ethorch.npu.ir import Op
 from ethorch.npu.ir.encode import has_conflict
@@ -42,7 +42,7 @@ class Operator:
     Attributes:
         works: Chain of kernels, with the total size of all slices and stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Region from which the scales were transferred.
+        home: Region from which the scales were transferred, if weights are transferred for this operator, too.
         is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
             if weights are transferred before the first kernel, as by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
@@ -78,6 +78,10 @@ class Operator:
         result = copy(self)
         result.weights, result.positions = weights, positions
         return result
+
+    def reads_constants(self, regions: Regions) -> bool:
+        """Return True unless all weights are transferred before they are read."""
+        return not self.weights or self.work.weights == regions[CONSTANTS]
 
     def slack_cycles(self, regions: Regions) -> int:
         """Return the cycles during which transfers for the next operator can run (Vela's slackBufferingCycles)."""
@@ -153,10 +157,11 @@ def _read_operator(
         table_bytes = sum(run.high - run.low for run in ops[group.first].reads if run.region == INTERNAL)
         merged = (replace(merged[0], table=False),)
     last = tuple(units[-1]) if group.slices > 1 else tuple(units[0])
-    homes = (ops[writer] for read, writer in dependencies.links[group.first] if read.register.startswith("SCALE"))
+    links = dependencies.links[group.first]
+    scales, weights = ({writer for read, writer in links if read.register.startswith(name)} for name in ("SCALE", "WEIGHT"))
     home = None
-    if transfers or not is_known:
-        home = next((op.values["DMA0_SRC_REGION.region"] for op in homes if op.is_dma), None)
+    if not weights.isdisjoint(transfer.position for transfer in transfers):
+        home = next((ops[n].values["DMA0_SRC_REGION.region"] for n in sorted(scales) if ops[n].is_dma), None)
     return Operator(group.positions, merged, last, group.slices, transfers, home, is_shared, is_prebuffered, table_bytes)
 
 

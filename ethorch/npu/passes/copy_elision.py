@@ -249,12 +249,14 @@ class _Elision:
         return self.overwritten[position]
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if a copy's target is read by the writer's chain, or accessed between that chain and the copy."""
+        """Return True if a copy's target overlaps values that the writer's chain reads, or that are used before the copy."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]
         for n in self._iterate(range(chain.stop, position)):
             accesses += self.inputs[n] + self.outputs[n]
+            for other in self.writers[n] - {_HOST}:
+                accesses += self.outputs[other]
         return any(access.overlaps(target) for access in accesses)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ethorch.npu.cycles.model import rate_operators
+from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.occupancy import GRANULE
@@ -25,12 +25,17 @@ def run(stream: Stream, context: Context) -> Stream | None:
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)
     if not weights:
         return None
-    staged = stage_weights(stream, rated, weights, region)
-    entries = rate_operators(staged, context.regions, context.effects)
-    if len(entries) != len(rated):
-        return None  # the transfers join other operators
-    new = {each.operator: entries[each.operator] for each in weights if each.transfer is None}
-    schedule = Schedule(stream, context, region, rated, new, weights)
+    staged: dict[int, RatedOperator] = {}
+    remaining = [unit for unit, each in enumerate(weights) if each.transfer is None]
+    while remaining:  # alternatives for an operator are in different streams
+        units = list({weights[unit].operator: unit for unit in reversed(remaining)}.values())
+        changed = stage_weights(stream, rated, [weights[unit] for unit in units], region)
+        entries = rate_operators(changed, context.regions, context.effects)
+        if len(entries) != len(rated):
+            return None  # the transfers join other operators
+        staged |= {unit: entries[weights[unit].operator] for unit in units}
+        remaining = [unit for unit in remaining if unit not in staged]
+    schedule = Schedule(stream, context, region, rated, staged, weights)
     _improve(schedule)
     return schedule.build() if schedule.placements else None
 

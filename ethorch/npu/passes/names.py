@@ -7,8 +7,8 @@ PASSES = {
     "attention": "Compute matrix products of two activations on U55 and U65 as convolutions.",
     "copy-elision": "Remove copies and transposes whose readers or writers can use other strides.",
     "block-sizes": "Change the blocks in which kernels compute, so that reading, computing and writing overlap better.",
-    "resident-weights": "Copy repeatedly read weights to fast memory once.",
-    "early-transfers": "Start transfers of weights several operators ahead.",
+    "resident-weights": "Copy repeatedly read weights to fast memory once, and their scales before each use.",
+    "early-transfers": "Start transfers of weights or scales several operators ahead.",
     "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",
 }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from ethorch.npu.cycles import OperatorCycles
-from ethorch.npu.cycles.memories import CONSTANTS
-from ethorch.npu.cycles.traffic import copy_cycles
 from ethorch.npu.ir import Op, Stream
+from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.placement import round_up
 from ethorch.npu.passes.weight_transfers import Weights, find_streams
 
 #: Address in the constants and bytes of weights.
 Range = tuple[int, int]
+#: Most ranges to try, beginning with those that are read most.
+_MOST_TRIALS = 16
+#: Buffers for scales. A kernel reads one of them while the next kernel's scales are transferred to the other.
+_SCALE_BUFFERS = 2
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
@@ -25,36 +28,33 @@ def run(stream: Stream, context: Context) -> Stream | None:
     users: dict[Range, list[Weights]] = {}
     for each in find_streams(stream, [rated.operator for rated in context.rate_operators(stream)], region):
         users.setdefault((each.low, each.size_bytes), []).append(each)
-    chosen = _choose(users, stream, context, region)
-    if not chosen:
-        return None
-    changed = _copy(stream, region, {place: users[place] for place in chosen})
-    return changed if context.rate(changed) < context.rate(stream) else None
+    repeated = [place for place, weights in users.items() if len(weights) > 1]
+    best, chosen = stream, list[Range]()
+    for place in sorted(repeated, key=lambda place: (-len(users[place]) * place[1], place))[:_MOST_TRIALS]:
+        ranges = sorted([*chosen, place])
+        if any(low + size > following for (low, size), (following, _) in pairwise(ranges)):
+            continue
+        for scales in ({}, _find_scales(users, ranges)):
+            changed = _copy(stream, region, {place: users[place] for place in ranges}, scales)
+            grown = changed.image.sizes[region] - round_up(stream.image.sizes[region])
+            if grown <= context.resident_bytes and context.rate(changed) < context.rate(best):
+                best, chosen = changed, ranges
+    return best if chosen else None
 
 
-def _choose(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> list[Range]:
-    # Prefers ranges that save the most cycles per byte. Returns disjoint ranges in order of address.
-    operators, gains = context.estimate(stream).operators, dict[Range, int]()
-    for place, weights in users.items():
-        copy = copy_cycles(stream.npu, context.regions[CONSTANTS], context.regions[region], place[1])
-        gains[place] = sum(min(_count_waits(operators[each.operator], context), copy) for each in weights) - copy
-    chosen: list[Range] = []
-    room = context.resident_bytes
-    for low, size in sorted(gains, key=lambda place: (-gains[place] / place[1], place)):
-        is_apart = all(low + size <= start or start + length <= low for start, length in chosen)
-        if gains[low, size] > 0 and is_apart and size <= room:
-            chosen.append((low, size))
-            room -= size
-    return sorted(chosen)
+def _find_scales(users: Mapping[Range, Sequence[Weights]], ranges: Sequence[Range]) -> dict[int, Weights]:
+    """Return the scales in the constants that only one of the readers of ``ranges`` uses, by the position of the reader."""
+    readers = {position for place in ranges for each in users[place] for position in each.readers}
+    return {
+        each.readers[0]: each
+        for place, weights in users.items()
+        for each in weights
+        if place not in ranges and len(weights) == 1 and each.transfer is None and readers.issuperset(each.readers)
+    }
 
 
-def _count_waits(operator: OperatorCycles, context: Context) -> int:
-    constants = context.regions[CONSTANTS].name
-    others = (cycles for name, cycles in operator.access_cycles.items() if name != constants)
-    return operator.cycles - operator.effects - max([operator.computation.cycles, *others])
-
-
-def _copy(stream: Stream, region: int, users: Mapping[Range, Sequence[Weights]]) -> Stream:
+def _copy(stream: Stream, region: int, users: Mapping[Range, Sequence[Weights]], scales: Mapping[int, Weights]) -> Stream:
+    """Copy ranges at the start of the stream, and the ``scales`` of their readers before each reader."""
     ops, address, key = list(stream.ops), round_up(stream.image.sizes[region]), stream.new_key()
     copies: list[Op] = []
     replaced: set[int | None] = set()
@@ -65,5 +65,18 @@ def _copy(stream: Stream, region: int, users: Mapping[Range, Sequence[Weights]])
             for position in each.readers:
                 ops[position] = each.relocate(ops[position], region, address)
         address, key = address + size, key - 1
-    kept = [op for position, op in enumerate(ops) if position not in replaced]
-    return replace(stream, ops=[*copies, *kept], image=replace(stream.image, sizes={**stream.image.sizes, region: address}))
+    most = max((each.size_bytes for each in scales.values()), default=0)
+    before: dict[int, Op] = {}
+    for number, (position, each) in enumerate(sorted(scales.items())):
+        target = address + number % _SCALE_BUFFERS * most
+        before[position] = each.transfer_part(stream, region, target, 0, each.size_bytes, key)
+        ops[position] = each.relocate(ops[position], region, target)
+        key -= 1
+    kept, position = list[Op](), 0
+    for group in group_chains(stream.ops):  # a transfer precedes the chain of its reader
+        positions = range(position, position + len(group))
+        kept += [before[n] for n in positions if n in before]
+        kept += [ops[n] for n in positions if n not in replaced]
+        position += len(group)
+    sizes = {**stream.image.sizes, region: address + min(len(scales), _SCALE_BUFFERS) * most}
+    return replace(stream, ops=[*copies, *kept], image=replace(stream.image, sizes=sizes))

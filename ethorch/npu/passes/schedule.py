@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ethorch.npu.cycles.memories import CONSTANTS
 from ethorch.npu.cycles.model import RatedOperator, time_operators
@@ -12,6 +13,7 @@ from ethorch.npu.cycles.operators import Transfer
 from ethorch.npu.cycles.traffic import copy_cycles
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.encode import MOST_KERNELS
+from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.occupancy import GRANULE, Occupancy
 from ethorch.npu.passes.weight_transfers import Weights
@@ -41,10 +43,10 @@ class Schedule:
     """The order of transfers among operators.
 
     Attributes:
-        staged: For each operator that reads weights from the constants, a variant that transfers the weights first.
+        staged: For each unit of ``weights`` in the constants, a variant of its operator that transfers the unit first.
         placements: Each ``Placement``, keyed by its index into ``weights``.
         cycles: Total cycles without and with contention between transfers and kernels.
-        exposed: Cycles of each operator in which the NPU does not compute.
+        exposed: Cycles of each operator that earlier transfers may save.
     """
 
     def __init__(
@@ -63,6 +65,9 @@ class Schedule:
         for unit, each in enumerate(weights):
             self._units.setdefault(each.operator, []).append(unit)
         self._firsts = [each.operator.first for each in rated]
+        self._chains: list[range] = []  # by position: the chain of each operation
+        for group in group_chains(stream.ops):
+            self._chains += [range(len(self._chains), len(self._chains) + len(group))] * len(group)
         self.occupancy = Occupancy(stream.ops, region, context.limit(stream, region), stream.image)
         cycles, (contended, reads) = self._list_cycles(rated, {}, False)[0], self._list_cycles(rated, {}, True)
         self._start({}, rated, {}, cycles, contended, reads)
@@ -78,7 +83,11 @@ class Schedule:
     ) -> None:
         self.placements, self._rated, self._ranks = placements, rated, ranks
         self.cycles = sum(cycles), sum(contended)
-        self.exposed = [time - each.operator.computation.cycles for time, each in zip(cycles, rated, strict=True)]
+        least = [each.operator.computation.cycles for each in rated]
+        for unit, variant in self.staged.items():
+            number = self.weights[unit].operator
+            least[number] = min(least[number], variant.operator.computation.cycles)
+        self.exposed = [time - computing for time, computing in zip(cycles, least, strict=True)]
         self._contended, self._reads, self._loads = contended, reads, self._list_loads(reads)
         self._idle: dict[int, list[int]] = {}
         self._tried: set[tuple[int, Placement]] = set()
@@ -102,7 +111,7 @@ class Schedule:
                 continue
             replaced = self.weights[unit].transfer
             parts = [Transfer(self._number(unit, part), part.size_bytes, CONSTANTS, self.region) for part in placements[unit].parts]
-            base = self.staged[number] if replaced is None else rated
+            base = self.staged[unit] if replaced is None else rated
             transfers: list[Transfer] = []
             for transfer in base.operator.weights:
                 transfers += parts if replaced in (None, transfer.position) else [transfer]
@@ -135,7 +144,9 @@ class Schedule:
         if placement is None or (unit, placement) in self._tried:
             return False
         self._tried.add((unit, placement))
-        placements, number = {**self.placements, unit: placement}, self.weights[unit].operator
+        number = self.weights[unit].operator
+        others = [other for other in self._units[number] if other != unit and other in self.staged]
+        placements = {other: place for other, place in self.placements.items() if other not in others} | {unit: placement}
         ranks = self._rank_transfers(placements)
         rated = [*self._rated[:number], self._replace_transfers(number, placements), *self._rated[number + 1 :]]
         cycles, _ = self._list_cycles(rated, ranks, False)
@@ -144,7 +155,8 @@ class Schedule:
         contended, reads = self._list_cycles(rated, ranks, True)
         if sum(contended) > self.cycles[1]:
             return False
-        self._mark(unit, False)
+        for changed in (*others, unit):
+            self._mark(changed, False)
         self._start(placements, rated, ranks, cycles, contended, reads)
         self._mark(unit, True)
         return True
@@ -156,8 +168,8 @@ class Schedule:
                 start, low = self.unchanged[part.gap].operator.first, placement.address + part.offset
                 self.occupancy.set(start, weights.readers[-1], low, low + part.size_bytes, is_used)
         elif weights.transfer is not None:
-            low = weights.address
-            self.occupancy.set(weights.transfer, weights.readers[-1], low, low + weights.size_bytes, is_used)
+            low, last = weights.address, self._chains[weights.readers[-1]][-1]
+            self.occupancy.set(self._find_concurrent(weights.transfer), last, low, low + weights.size_bytes, is_used)
 
     def _plan(self, unit: int, ahead: int) -> Placement | None:
         weights = self.weights[unit]
@@ -167,27 +179,33 @@ class Schedule:
             most = self._copy_cycles(weights.size_bytes)
             parts = [Part(gap, 0, weights.size_bytes) for gap in gaps if idle[gap - 1] >= most][:1]
         else:
-            parts = self._divide(weights, [(gap, self._bytes_in(idle[gap - 1])) for gap in gaps])
+            parts = self._divide(weights, gaps, idle)
         if not parts:
             return None
         self._mark(unit, False)
-        spans = [(self._first_position(part.gap), weights.readers[-1], part.offset, part.size_bytes) for part in parts]
+        spans = [
+            (self._find_concurrent(self._firsts[part.gap]), weights.readers[-1], part.offset, part.size_bytes) for part in parts
+        ]
         address = self.occupancy.find(spans, weights.size_bytes)
         self._mark(unit, True)
         return None if address is None else Placement(tuple(parts), address)
 
-    def _divide(self, weights: Weights, gaps: Iterable[tuple[int, int]]) -> list[Part]:
+    def _divide(self, weights: Weights, gaps: Sequence[int], idle: Sequence[int]) -> list[Part]:
         parts: list[Part] = []
         left = weights.size_bytes
-        for gap, most in gaps:
-            size = min(left, most // GRANULE * GRANULE)
+        for gap in gaps:
+            size = min(left, self._bytes_in(idle[gap - 1]) // GRANULE * GRANULE)
             if left and size >= min(left, _LEAST_PART):
                 left -= size
                 parts.insert(0, Part(gap, left, size))
-        if left:
-            parts = [replace(part, offset=part.offset - left) for part in parts]
-            parts.append(Part(weights.operator, weights.size_bytes - left, left))
-        return parts
+        if not left:
+            return parts
+        needed = self._copy_cycles(weights.size_bytes)
+        for gap, cycles in zip(gaps, accumulate(idle[gap - 1] for gap in gaps), strict=True):
+            if cycles >= needed:  # a transfer during several operators
+                return [Part(gap, 0, weights.size_bytes)]
+        parts = [replace(part, offset=part.offset - left) for part in parts]
+        return [*parts, Part(weights.operator, weights.size_bytes - left, left)]
 
     def _find_idle(self, unit: int) -> list[int]:
         """Return each operator's cycles in which only transfers of ``unit`` read constants."""
@@ -195,7 +213,7 @@ class Schedule:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
         placement, transfer = self.placements.get(unit), self.weights[unit].transfer
-        if not self._rated[number].operator.weights:
+        if self._rated[number].operator.reads_constants(self.context.regions):
             loads[number] -= self._reads[number]
         if placement is not None:
             for part in placement.parts:
@@ -215,7 +233,7 @@ class Schedule:
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator
-            if not operator.weights:
+            if operator.reads_constants(self.context.regions):
                 loads[number] += reads[number]
             for transfer in () if operator.is_shared else operator.weights:
                 loads[self._find_operator(transfer.position)] += self._copy_cycles(transfer.size_bytes)
@@ -233,13 +251,13 @@ class Schedule:
         rate = (self._copy_cycles(1 << 20) - latency) / (1 << 20)
         return max(int((cycles - latency) / rate), 0)
 
-    def _first_position(self, gap: int) -> int:
-        # The first kernel that may run when a transfer before the operator starts.
+    def _find_concurrent(self, end: int) -> int:
+        """Return the position of the first kernel or chain that may run when a transfer at position ``end`` starts."""
         left = MOST_KERNELS
-        for position in range(self.unchanged[gap].operator.first - 1, -1, -1):
+        for position in range(end - 1, -1, -1):
             left -= not self.stream.ops[position].is_dma
             if not left:
-                return position
+                return self._chains[position][0]
         return 0
 
     # --- result -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.image import CONSTANTS
 from ethorch.npu.ir.stream import DMA, used_registers
 from ethorch.npu.passes.occupancy import GRANULE
+from ethorch.npu.passes.placement import round_up
 from ethorch.npu.runs import Run
 
 _STREAMS = ("WEIGHT", "SCALE")
@@ -62,7 +63,11 @@ def _prefix(run: Run) -> str:
 
 def find_streams(stream: Stream, operators: Sequence[Operator], region: int) -> list[Weights]:
     """Return the aligned weight and scale streams that are transferred, or that kernels read from constants."""
-    candidates = [each for each in find_weights(stream, operators, region) if each.transfer is not None]
+    candidates = []
+    for each in find_weights(stream, operators, region):
+        if each.transfer is not None:  # other operators may read the other bytes of the transfer
+            (source,), (target,) = stream.ops[each.transfer].reads, stream.ops[each.transfer].writes
+            candidates.append(replace(each, low=source.low, size_bytes=source.high - source.low, address=target.low))
     for number, operator in enumerate(operators):
         for position in operator.positions if operator.works else ():
             runs = [run for run in _list_streams(stream.ops[position]) if run.region == CONSTANTS]
@@ -89,7 +94,7 @@ def find_weights(stream: Stream, operators: Sequence[Operator], region: int) -> 
         if not operator.works or operator.compound is not None or operator.is_shared:
             continue
         if not operator.weights and operator.slices == 1:
-            candidates.append(_find_constants(ops, number, operator))
+            candidates += [_find_constants(ops, number, operator, _STREAMS), _find_constants(ops, number, operator, _STREAMS[1:])]
         if operator.slices > 1 or len(operator.weights) == 1:
             positions = [transfer.position for transfer in operator.weights]
             candidates += [_find_transferred(stream, number, operator, at, readers.get(at, ()), region) for at in positions]
@@ -105,20 +110,21 @@ def _find_transferred(
     target = op.writes[0]
     kernels = {kernel for kernel, _ in reads}
     is_read = all(run.register.startswith(_STREAMS) and target.low <= run.low and run.high <= target.high for _, run in reads)
-    if target.region != region or not is_read or not kernels <= set(operator.positions):
+    if target.region != region or not kernels or not is_read or not kernels <= set(operator.positions):
         return None
     if any(where == region and target.low < high and low < target.high for where, low, high in stream.image.outputs):
         return None
-    size = target.high - target.low
-    return Weights(number, op.reads[0].low, size, tuple(sorted(kernels)), position, target.low, operator.slices > 1)
+    low = min(run.low for _, run in reads) // GRANULE * GRANULE  # other transferred bytes are unused
+    size = max(run.high for _, run in reads) - low
+    source = op.reads[0].low + low - target.low
+    return Weights(number, source, round_up(size), tuple(sorted(kernels)), position, low, operator.slices > 1)
 
 
-def _find_constants(ops: Sequence[Op], number: int, operator: Operator) -> Weights | None:
-    runs = {(run.low, run.high) for position in operator.positions for run in _list_streams(ops[position])}
-    places = [run.region for position in operator.positions for run in _list_streams(ops[position])]
-    if not runs or any(region != CONSTANTS for region in places):
+def _find_constants(ops: Sequence[Op], number: int, operator: Operator, prefixes: tuple[str, ...]) -> Weights | None:
+    runs = [run for position in operator.positions for run in _list_streams(ops[position]) if run.register.startswith(prefixes)]
+    if not runs or any(run.region != CONSTANTS for run in runs):
         return None
-    ordered = sorted(runs)
+    ordered = sorted({(run.low, run.high) for run in runs})
     if any(after[0] - before[1] >= GRANULE for before, after in pairwise(ordered)):
         return None
     low, high = ordered[0][0], max(end for _, end in ordered)
@@ -130,8 +136,6 @@ def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Seque
     ops, key, address = list(stream.ops), stream.new_key(), _FAR
     before: dict[int, Op] = {}
     for each in weights:
-        if each.transfer is not None:
-            continue
         first = rated[each.operator].operator.first
         before[first] = each.transfer_part(stream, region, address, 0, each.size_bytes, key)
         for position in each.readers:

@@ -14,6 +14,12 @@ def read_rates(target: str) -> Regions:
     return read_memory_rates(EthosUCompileSpec(target))
 
 
+def read_dram_rates(target: str) -> Regions:
+    """Return rates with the constants in DRAM and the other regions in SRAM."""
+    rates = read_memory_rates(EthosUCompileSpec(target, "Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram"))
+    return {**rates, 1: rates[2]}
+
+
 def list_instructions(stream: Stream) -> Listing:
     """Return the encoded operations with the keys of the stream."""
     encoded = encode_with_offsets(stream)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ethorch.npu.cycles import Effects, estimate
+from ethorch.npu.cycles import Effects, Regions, estimate
 from ethorch.npu.ir import Op, Stream, decode, find_buffers
 from ethorch.npu.ir.dataflow import Dataflow
 from ethorch.npu.passes import early_transfers
@@ -15,8 +15,9 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.names import PASSES
 from ethorch.npu.passes.occupancy import Occupancy
 from ethorch.npu.passes.pipeline import optimize
+from ethorch.npu.runs import Run
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
-from tests.npu.passes.streams import list_instructions, read_rates
+from tests.npu.passes.streams import list_instructions, read_dram_rates, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
 from tests.npu.verify.streams import Case, compile_case
 
@@ -60,6 +61,49 @@ def test_the_arena_grows_up_to_its_limit() -> None:
         assert after is not None and after.image.sizes[1] <= case.image.sizes[1] + more
         cycles.append(context.rate(after))
     assert cycles[1] <= cycles[0]
+
+
+def read_slow_rates(target: str) -> Regions:
+    """Return rates with constants that are slower than all kernels, so that transfers take several operators."""
+    regions = read_rates(target)
+    return {**regions, 0: replace(regions[0], bytes_per_cycle=0.25)}
+
+
+def test_a_transfer_may_take_several_operators() -> None:
+    case = compile_case("classifier", "ethos-u55-128")
+    before, regions = decode(case.payload, case.image), read_slow_rates("ethos-u55-128")
+    context = Context(regions, {1: case.image.sizes[1] + (64 << 10)})
+    after = early_transfers.run(before, context)
+    assert after is not None
+    rated = {operator.keys[0]: operator.cycles for operator in estimate(before, regions).operators}
+    spanning = 0
+    for number, op in enumerate(after.ops):
+        readers = [n for n, each in enumerate(after.ops) if op.is_dma and any(run in each.reads for run in _weights(op, each))]
+        if readers and op.key < 0:
+            during = [rated.get(each.key, 0) for each in after.ops[number + 1 : readers[0]] if not each.is_dma]
+            spanning += len(during) > 1 and max(during) < op.registers["DMA0_LEN"] / 0.25
+    assert spanning
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    assert is_accepted(after, reference)
+    assert run(list_instructions(after), after.image, 0) == run(decode_instructions(case.payload), case.image, 0)
+
+
+def _weights(transfer: Op, op: Op) -> list[Run]:
+    (target,) = transfer.writes
+    runs = [run for run in op.reads if run.register.startswith(("WEIGHT", "SCALE")) and run.region == target.region]
+    return [run for run in runs if target.low <= run.low < target.high]
+
+
+def test_only_the_scales_are_transferred_if_weights_do_not_fit() -> None:
+    case = compile_case("blocks", "ethos-u85-256")
+    before, context = decode(case.payload, case.image), Context(read_dram_rates("ethos-u85-256"))
+    after = early_transfers.run(before, context)
+    assert after is not None and after.image.sizes == before.image.sizes
+    scales = [op for op in after.ops if (op.registers.get("WEIGHT_REGION"), op.registers.get("SCALE_REGION")) == (0, 1)]
+    assert scales and context.rate(after) < context.rate(before)
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    assert is_accepted(after, reference)
+    assert run(list_instructions(after), after.image, 0) == run(decode_instructions(case.payload), case.image, 0)
 
 
 def test_large_regions_of_long_streams_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

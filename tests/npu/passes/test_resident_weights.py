@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from ethorch.npu.cycles import estimate
 from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.encode import encode
-from ethorch.npu.passes import resident_weights
+from ethorch.npu.passes import early_transfers, resident_weights
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
 from ethorch.npu.passes.weight_transfers import Weights
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
 from ethorch.targets.compile_spec import RESIDENT_BYTES
-from tests.npu.passes.streams import list_instructions, read_rates
+from tests.npu.passes.streams import list_instructions, read_dram_rates, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
 from tests.npu.verify.streams import Case, compile_case
 
@@ -103,3 +104,41 @@ def test_transferred_weights_are_transferred_once() -> None:
     expected = run(decode_instructions(case.payload), case.image, 0)
     assert run(list_instructions(once), once.image, 0) == expected
     assert optimize(case.payload, case.image, context) is not None
+
+
+def test_scales_are_transferred_before_their_readers() -> None:
+    """Each step has scales of its own. They are transferred to two buffers in turn, if reading them from DRAM takes long."""
+    case = compile_case("steps", "ethos-u85-256")
+    before, context = decode(case.payload, case.image), Context(read_dram_rates("ethos-u85-256"), resident_bytes=RESIDENT_BYTES)
+    after = resident_weights.run(before, context)
+    assert after is not None and context.rate(after) < 0.8 * context.rate(before)
+    readers = [op for op in after.ops if op.registers.get("WEIGHT_REGION") == 1]
+    assert len(readers) >= 7 and all(op.registers["SCALE_REGION"] == 1 for op in readers)
+    assert len({op.registers["SCALE_BASE"] for op in readers}) == 2
+    positions = {op.key: n for n, op in enumerate(after.ops)}
+    for op in readers:
+        scales = next(run for run in op.reads if run.register == "SCALE_BASE")
+        writers = [other for other in after.ops[: positions[op.key]] if other.is_dma and other.writes[0].low == scales.low]
+        assert writers and writers[-1].reads[0].region == 0
+    reference = trace_reference(decode_instructions(case.payload), case.image)
+    assert next(verify_listing(list_instructions(after), after.image, reference=reference), None) is None
+    listing = list_instructions(after)
+    expected = run(decode_instructions(case.payload), case.image, 0)
+    assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+    early = early_transfers.run(after, context)
+    assert early is not None and context.rate(early) < context.rate(after)
+    assert next(verify_listing(list_instructions(early), early.image, reference=reference), None) is None
+    assert run(list_instructions(early), early.image, 0) == expected
+
+
+def test_scales_in_fast_memory_are_rated_as_such() -> None:
+    """The scales of a kernel that reads its weights from DRAM."""
+    case = compile_case("steps", "ethos-u85-256")
+    stream, regions = decode(case.payload, case.image), read_dram_rates("ethos-u85-256")
+    position = next(
+        n for n, op in enumerate(stream.ops) if op.registers.get("WEIGHT_LENGTH") and op.registers["WEIGHT_REGION"] == 0
+    )
+    op = stream.ops[position]
+    moved = replace(stream, ops=[op.copy(SCALE_REGION=1, SCALE_BASE=0) if n == position else op for n, op in enumerate(stream.ops)])
+    plain, fast = (next(e for e in estimate(s, regions).operators if op.key in e.keys) for s in (stream, moved))
+    assert fast.computation.cycles < plain.computation.cycles and fast.cycles < plain.cycles
