@@ -30,31 +30,28 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model, or ``model`` if no pass changes it or a check fails.
-
-    Streams that are COP2 or have branches are not optimized.
-    """
-    passes = spec.stream_passes
-    if not passes or model.command_stream[:4] != stream.COP1:
-        return model
-    context = _context(model, spec, passes)
-    try:
-        with stage("optimize commands"):
-            optimized = optimize(model.command_stream, read_image(model), context)
-    except MachineFault as error:  # e.g. branches
-        logger.debug("the command stream is not optimized: %s", error)
-        return model
-    if optimized is None:
-        return model
-    if optimized.rejected:
+    """Return the optimized model, or ``model`` if the stream is COP2 or has branches, or no pass changes it."""
+    passes = spec.stream_passes if model.command_stream[:4] == stream.COP1 else frozenset()
+    while passes:
+        context = _context(model, spec, passes)
+        try:
+            with stage("optimize commands"):
+                optimized = optimize(model.command_stream, read_image(model), context)
+        except MachineFault as error:  # e.g. branches
+            logger.debug("the command stream is not optimized: %s", error)
+            return model
+        if optimized is None:
+            return model
+        if not optimized.rejected:
+            return _renew(model, optimized, context, spec)
         logger.warning(
-            "pass %s produced a command stream that the verifier rejects (%s). Vela's command stream is used instead. "
-            "Please report this, and attach the model. [stream.rejected]",
+            "pass %s produced a command stream that the verifier rejects (%s). The pass is omitted. Please report this, and attach "
+            "the model. [stream.rejected]",
             optimized.rejected,
             optimized.rejections[0],
         )
-        return model
-    return _renew(model, optimized, context, spec)
+        passes -= {optimized.rejected}
+    return model
 
 
 def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[str]) -> Context:

@@ -1,4 +1,4 @@
-"""Streams that cannot be optimized: Vela's stream is used."""
+"""Streams that cannot be optimized, and passes whose results are rejected."""
 
 from __future__ import annotations
 
@@ -43,20 +43,25 @@ def misplace_output(stream: Stream, context: Context) -> Stream:
     return replace(stream, ops=ops)
 
 
-def keep(stream: Stream, context: Context) -> Stream:
-    return replace(stream, ops=list(stream.ops))
-
-
 @pytest.mark.parametrize("run", [shorten_weights, misplace_output])
-def test_a_rejected_stream_is_replaced_by_velas(
-    run: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rejected_pass_is_omitted(run: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     expected = record_of(compile_with("vela")).payloads
-    passes = (Pass("attention", keep), Pass("allocation", run))  # type: ignore[arg-type]
+    passes = (Pass("allocation", run),)  # type: ignore[arg-type]
     monkeypatch.setattr(optimize, "optimize", lambda *arguments: pipeline.optimize(*arguments, passes))
     with caplog.at_level(logging.WARNING, "ethorch"):
         program = compile_with("optimized")
     assert "[stream.rejected]" in caplog.text and "pass allocation" in caplog.text
+    assert [payload.commands for payload in record_of(program).payloads] == [payload.commands for payload in expected]
+
+
+def test_other_passes_remain_if_one_is_rejected(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    expected = record_of(compile_with("block-sizes")).payloads
+    blocks = next(stage for stage in pipeline.PIPELINE if stage.name == "block-sizes")
+    passes = (blocks, Pass("allocation", misplace_output))
+    monkeypatch.setattr(optimize, "optimize", lambda *arguments: pipeline.optimize(*arguments, passes))
+    with caplog.at_level(logging.WARNING, "ethorch"):
+        program = compile_with("optimized")
+    assert caplog.text.count("[stream.rejected]") == caplog.text.count("pass allocation") == 1
     assert [payload.commands for payload in record_of(program).payloads] == [payload.commands for payload in expected]
 
 
