@@ -148,10 +148,13 @@ class Inputs:
         for side, requests, windows, possible, uses in sides:
             for number, (region, address) in requests.items():
                 delta = address - windows[number].start
-                if not possible[number] or delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
+                move = f"cannot move {side} {number} to byte {address} of region {region}"
+                if not possible[number]:
+                    raise MachineFault(f"{move}, because the stream has branches, or reads it as weights or with other bytes")
+                if delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
                     raise MachineFault(
-                        f"{side} {number} cannot be moved to byte {address} of region {region}; expected a movable {side}, "
-                        f"an odd region number, and a distance that is a multiple of {IN_PLACE_ALIGNMENT}"
+                        f"{move}; expected an odd region, and an address that differs from {windows[number].start} by a multiple of "
+                        f"{IN_PLACE_ALIGNMENT}"
                     )
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:

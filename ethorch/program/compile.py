@@ -250,7 +250,8 @@ def user_model(
             step()
     if not checked:
         raise EthorchError(
-            "calibration: expected samples, got none. Pass a few dozen representative inputs, or None to use the example inputs."
+            "calibration: expected at least one sample, got an empty iterable. Pass a few dozen representative inputs, or omit the "
+            "argument to use the example inputs."
         )
     _compare_ranges(user.example_inputs, checked)
     return replace(user, calibration=checked)

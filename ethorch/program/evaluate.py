@@ -1,4 +1,4 @@
-"""Evaluate a data set on the simulated NPU, the float model and the fake-quantized model."""
+"""Evaluate the simulated NPU, the float model and the fake-quantized model on a data set."""
 
 from __future__ import annotations
 

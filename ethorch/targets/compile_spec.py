@@ -344,7 +344,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """The flags of the equivalent Vela command line. An ini file name represents ``config_text``."""
+        """The flags of the equivalent Vela command line. For ``config_text``, they contain the name of an ini file."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():

@@ -94,7 +94,7 @@ def shapes_from(description: Any) -> tuple[Shapes, ...]:
     """Parse the input shapes of one or several methods.
 
     Args:
-        description: Shapes for one method, as a string such as ``"1x64x32,1x64"``, or a sequence with one entry for each method. An
+        description: A string such as ``"1x64x32,1x64"`` with the shapes of one method, or a sequence with one entry per method. An
             entry is a string of this form, a sequence of shapes, or the shape of a single input.
 
     Raises:

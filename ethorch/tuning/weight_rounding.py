@@ -24,7 +24,7 @@ def extract_patches(x: Tensor, window: Window) -> Tensor:
 
 
 def shrink_moments(moments: Tensor, rows: int) -> Tensor:
-    """Shrink second moments float[groups, K, K] toward their diagonal, because a few rows may correlate by chance."""
+    """Shrink second moments float[groups, K, K] toward their diagonal, because correlations from few rows can be spurious."""
     size = moments.shape[-1]
     share = size / (size + rows)
     return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))

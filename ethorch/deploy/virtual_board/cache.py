@@ -85,7 +85,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report the first range accessed by the NPU in which the CPU wrote lines without cleaning them."""
+        """Report the first address range accessed by the NPU that contains dirty cache lines."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):

@@ -62,7 +62,7 @@ def check_convolution(
         return Reason(
             "convolution.dynamic_weight",
             "the weight is computed at run time; expected a constant weight",
-            "Make the weight a parameter or buffer, or use torch.matmul, which supports computed weights, on shifted slices.",
+            "Make the weight a parameter or buffer. For computed weights, apply torch.matmul to shifted slices of the input.",
         )
     return None
 

@@ -68,7 +68,7 @@ def check_constant_pad(x: Any, pad: Any, value: Any = 0.0, mode: str = "constant
     return Reason(
         "pad.mode",
         f"expected mode 'constant', got {mode!r}",
-        "Quantize the model with EthosUQuantizer, which replaces the padding with an index.",
+        "Quantize the model with EthosUQuantizer, which replaces the padding with an indexing operator.",
     )
 
 

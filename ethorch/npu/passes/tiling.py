@@ -73,12 +73,12 @@ class Tiler:
         return self._accesses[op.key]
 
     def tile(self, first: int, seed: int, axis: int, cut: Cut, last: int) -> tuple[int, list[list[Op]]] | None:
-        """Divide the units from ``seed`` to ``last``, as far as dependencies permit. A unit is an operation or a chain.
+        """Divide each of the units ``seed`` to ``last`` into parts, as far as dependencies permit.
 
-        Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
+        A unit is an operation or a chain. Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
 
         Returns:
-            End of the divided units, and the operations of each part, or None if the units cannot be divided.
+            Index after the last divided unit, and the operations of each part, or None if the units cannot be divided.
         """
         units = [replace(unit) for unit in self.units[first : last + 1]]
         end = self._divide(units, seed - first, axis, cut)

@@ -29,7 +29,7 @@ class NotKnown(Exception):
 
 @dataclass(eq=False)
 class Box:
-    """The contents of a chain buffer, with their offset in the memory of the plan."""
+    """A chained feature map, stored at byte ``base`` of the plan's memory."""
 
     shape: tuple[int, int, int]
     size: int
