@@ -153,8 +153,8 @@ class Inputs:
                     raise MachineFault(f"{move}, because the stream has branches, or reads it as weights or with other bytes")
                 if delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
                     raise MachineFault(
-                        f"{move}; expected an odd region, and an address that differs from {windows[number].start} by a multiple of "
-                        f"{IN_PLACE_ALIGNMENT}"
+                        f"{move}; expected an odd region, and an address that differs from {windows[number].start} by a multiple "
+                        f"of {IN_PLACE_ALIGNMENT}"
                     )
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:

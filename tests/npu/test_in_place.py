@@ -84,7 +84,7 @@ def test_the_same_bits_with_inputs_elsewhere(target: str) -> None:
             assert outputs(found, found.commands, elsewhere, places) != usual  # the old stream does not look there
     assert inputs.scratch_end([]) <= found.scratch_bytes and inputs.scratch_end(numbers) <= inputs.scratch_end([])
     for region, place in ((2, 64), (3, 72)):
-        with pytest.raises(MachineFault, match="cannot move input 1 to byte .*; expected an odd region"):
+        with pytest.raises(MachineFault, match=r"cannot move input 1 to byte .*; expected an odd region"):
             inputs.elsewhere({1: (region, place + windows(found)[1].start % 16)})
 
 

@@ -147,7 +147,8 @@ class FvpEngine(Engine):
         self.serial.put(printed)
         if not printed and code:
             raise EmulatorError(
-                f"{name} exited with status {code}, and the firmware printed nothing. Output of the FVP: {printed_by_fvp[-1000:].strip()}"
+                f"{name} exited with status {code}, and the firmware printed nothing. Output of the FVP: "
+                f"{printed_by_fvp[-1000:].strip()}"
             )
         for line in printed_by_fvp.splitlines():
             if line.startswith(("Warning", "Error")):
