@@ -3,7 +3,7 @@
 ``python -m bench.passes [--models NAMES] [--targets NAMES] [--arm-streams FOLDER] [--write docs/stream-passes.md]``
 
 Cycles are estimates of ``ethorch.npu.cycles``. The last column is the ratio if each kernel start costs 300 cycles, which
-Vela's formulas ignore. ``--write`` replaces the table of that file, and omits networks that change by less than 10%.
+Vela's formulas ignore. ``--write`` replaces the table of that file, and omits networks that change by less than 15%.
 ``--arm-streams`` also compares with the streams of the Arm backend, and stores them in a folder (see ``bench.cycles``).
 """
 
@@ -36,8 +36,8 @@ COMPARISON_HEADER = "| network | target | ethorch, cycles | Arm backend, cycles 
 PASSES_COLUMN = ", ".join(PASSES)
 HEADER = f"| network | target | Vela, cycles | {PASSES_COLUMN} | all | ratio | RAM, bytes | +300 |"
 KERNEL_START = 300
-#: Rows of networks whose cycles change by less than 10%, which ``--write`` omits.
-UNCHANGED = re.compile(r"(\|[^|]*){5}\| (0\.9\d\d|1\.000) \|")
+#: Rows of networks whose cycles change by less than 15%, which ``--write`` omits.
+UNCHANGED = re.compile(r"(\|[^|]*){5}\| (0\.(8[5-9]|9\d)\d|1\.000) \|")
 
 
 def compile_streams(model: str, target: str, stream: str) -> tuple[list[CompiledModel], Regions]:
