@@ -53,6 +53,8 @@ def firmware(
     for flag, value, allowed in (("--runtime", runtime, RUNTIMES), ("--build-system", build_system, BUILD_SYSTEMS)):
         if value not in allowed:
             raise SpecError(f"{flag}: expected {' or '.join(allowed)}, got {value!r}.")
+    if probe and (runtime, build_system, inputs, method) != (BARE, CMAKE, None, None):
+        raise SpecError("--probe does not support --runtime, --build-system, --inputs and --method. Remove these options.")
     if runtime == EXECUTORCH:
         return _write_delegate(output)
     if probe:
@@ -84,8 +86,11 @@ def _write_probe(program: str | None, output: Path, board: str | None, choices: 
 
     if board is not None:
         choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
-    probe = build_probe(options.settings_of(choices))
-    project = write_project(probe.program, output, board=board, name=name, samples=probe.calls, embed=embed, repeats=probe.repeats)
+    settings = options.settings_of(choices)
+    probe = build_probe(settings)
+    project = write_project(
+        probe.program, output, board=settings.board, name=name, samples=probe.calls, embed=embed, repeats=probe.repeats
+    )
     return Answer(project.to_json(), lambda: str(project))
 
 

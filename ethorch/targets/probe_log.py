@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
-from ethorch.npu.passes.names import PASSES
+from ethorch.npu.passes.names import PASSES, UNTESTED
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import shorten
 from ethorch.targets.compile_spec import OPTIMIZED, VELA
 
 _MOST_BYTES = 1 << 24
 _TARGET = re.compile(r"\bmodel \w+ for (ethos-u\d+-\d+)")
-_STREAMS = re.compile(r"\bstreams: ([\w-]+(?:, [\w-]+)*)")
+_PENDING = re.compile(r"\bstream ([\w-]+): pending")
 _RESULT = re.compile(r"\bstream ([\w-]+): (\d+) runs, (\d+) different")
 
 
 def read_probe_log(file: Path, target: str) -> str:
-    """Return the setting ``stream`` that selects the passes whose streams were correct on the board.
+    """Return the setting ``stream`` that omits the passes whose streams failed on the board.
 
-    Passes for which the log contains no result are omitted.
+    A stream without a result, because the log ends before, failed. Passes that were not tested are omitted if they are in
+    ``UNTESTED``.
 
     Raises:
-        SpecError: The file cannot be read or is not a probe log, the log is from another NPU, or Vela's stream failed.
+        SpecError: The file cannot be read or is not such a log, the log is of another NPU, or Vela's stream failed.
     """
     try:
         with file.open("rb") as opened:
-            text = opened.read(_MOST_BYTES).decode("utf-8", "replace")
+            data = opened.read(_MOST_BYTES)
     except OSError as error:
         raise SpecError(f"cannot read the probe's log {file}: {error.strerror}.") from None
-    tested, streams = _TARGET.search(text), _STREAMS.search(text)
-    if tested is None or streams is None:
+    text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", "replace")
+    tested, names = _TARGET.search(text), {name.replace("_", "-") for name in _PENDING.findall(text)}
+    if tested is None or not names:
         raise SpecError(f"{file} is not the console output of a probe. Write the firmware with `ethorch firmware --probe`.")
     if tested[1] != target:
         raise SpecError(f"the probe's log {file} is of {tested[1]}, but the target is {target}. Use a probe for {target}.")
-    results = {name.replace("_", "-"): (int(runs), int(different)) for name, runs, different in _RESULT.findall(text)}
-    names = streams[1].replace("_", "-").split(", ")
-    failed = [name for name in names if results.get(name, (0, 0))[0] == 0 or results[name][1]]
-    for name in names:
+    runs, different = Counter[str](), Counter[str]()  # over all boots in the log
+    for name, count, failures in _RESULT.findall(text):
+        runs[name.replace("_", "-")] += int(count)
+        different[name.replace("_", "-")] += int(failures)
+    for name in (*names, *runs):
         if name not in (*PASSES, VELA, OPTIMIZED):
             raise SpecError(f"the probe's log {file} lists the unknown stream {shorten(name)}. Use the same version of ethorch.")
+    failed = {name for name in (*names, *runs) if not runs[name] or different[name]}
     if VELA in failed:
         raise SpecError(
             f"according to the probe's log {file}, the board failed to run Vela's stream. Check the memory layout and clocks of "
             "the board's firmware first."
         )
-    if failed == [OPTIMIZED]:  # only the combination of passes fails
+    if failed == {OPTIMIZED}:  # only the combination of passes fails
         return VELA
-    return ",".join(name for name in PASSES if name not in failed) or VELA
+    return ",".join(name for name in PASSES if name not in failed and (name in names or name not in UNTESTED)) or VELA

@@ -357,7 +357,11 @@ class Settings:
         """Return the settings as JSON-compatible values. See ``from_json``."""
         shapes = [[list(shape) for shape in method_shapes] for method_shapes in self.shapes]
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        tables = {"modules": dict(self.modules), "samples": dict(self.samples), "stream": self.selected_stream}
+        try:
+            stream = self.selected_stream
+        except SpecError:  # a log that is invalid for this target, which can still change
+            stream = self.stream
+        tables = {"modules": dict(self.modules), "samples": dict(self.samples), "stream": stream}
         scheme = self.scheme if self.config is None else CUSTOM
         return {**values, **tables, "scheme": scheme, "vela_flags": list(self.vela_flags), "shapes": shapes}
 
@@ -400,7 +404,7 @@ class Settings:
 
         Args:
             name: File name in error messages.
-            folder: Folder to search first for the board file.
+            folder: Folder to search first for the board file and the probe's log.
 
         Raises:
             SpecError: The text is not TOML, its format is unknown, or a key or value is invalid.
@@ -413,9 +417,10 @@ class Settings:
         version = data.pop("format", FORMAT)
         if version != FORMAT:
             raise SpecError(f"{name} has format {shorten(version)}; expected format {FORMAT}. Install a newer ethorch.")
-        board = data.get("board")
-        if folder is not None and isinstance(board, str) and isfile(folder / board):
-            data["board"] = str(folder / board)
+        for name_of_file in ("board", "stream"):
+            entry = data.get(name_of_file)
+            if folder is not None and isinstance(entry, str) and isfile(folder / entry):
+                data[name_of_file] = str(folder / entry)
         try:
             return cls.from_json(data)
         except (SpecError, BoardError) as error:

@@ -192,6 +192,8 @@ class Project:
             calls = calls[: STATEFUL_RUNS if self.methods_plan.keeps_state else 1]
         methods = {name: program_method.subject.method for name, program_method in program.methods.items()}
         self.cases: list[Case] = cases(program.pte, methods, calls)
+        if repeats * len(self.cases) >= 1 << 32:
+            raise EthorchError(f"expected repeats below {(1 << 32) // len(self.cases)} for {len(self.cases)} calls, got {repeats}.")
         content, self.case_places = place_cases(self.cases)
         self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
         self.made_by = _describe_versions()

@@ -19,7 +19,7 @@ _MOST_GRANULES = 1 << 28
 
 def run(stream: Stream, context: Context) -> Stream | None:
     region = context.find_fast_region(stream)
-    if region is None or len(stream.ops) * (stream.image.sizes[region] // GRANULE) > _MOST_GRANULES:
+    if region is None or len(stream.ops) * (context.limit(stream, region) // GRANULE) > _MOST_GRANULES:
         return None
     rated = context.rate_operators(stream)
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ethorch.npu.ir import Stream, decode
@@ -83,7 +83,8 @@ def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[
     rules = {rejection.rule for rejection in verify_listing(original, image, vela_forms=vela_forms)}
     if all(rejection.rule in rules for rejection in rejections):
         return None
-    return replace(optimized, rejected=_find_pass(steps, reference, vela_forms), rejections=rejections)
+    new = [rejection for rejection in rejections if rejection.rule not in rules]
+    return replace(optimized, rejected=_find_pass(steps, reference, vela_forms, rules), rejections=new)
 
 
 def _compare(name: str, before: Stream, after: Stream, context: Context) -> PassEffect:
@@ -99,8 +100,11 @@ def _verify(encoded: Encoded, stream: Stream, reference: Dataflow | None, vela_f
     return list(verify_listing(listing, stream.image, reference=reference, vela_forms=vela_forms))
 
 
-def _find_pass(steps: Sequence[tuple[Pass, Stream]], reference: Dataflow | None, vela_forms: frozenset[str]) -> str:
+def _find_pass(
+    steps: Sequence[tuple[Pass, Stream]], reference: Dataflow | None, vela_forms: frozenset[str], rules: Collection[str]
+) -> str:
+    """Return the first pass that violates rules other than ``rules``, which Vela's stream violates."""
     for stage, stream in steps:
-        if _verify(encode_with_offsets(stream), stream, reference, vela_forms):
+        if any(rejection.rule not in rules for rejection in _verify(encode_with_offsets(stream), stream, reference, vela_forms)):
             return stage.name
     return steps[-1][0].name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ethorch.npu.cycles import estimate
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
@@ -14,8 +15,8 @@ from ethorch.npu.passes.weight_transfers import Weights, find_streams
 
 #: Address in the constants and bytes of weights.
 Range = tuple[int, int]
-#: Most ranges to try, beginning with those that are read most.
-_MOST_TRIALS = 16
+#: Most ranges to try, beginning with those that are read most often, and most operations that all trials rate.
+_MOST_TRIALS, _WORK = 16, 16_000
 #: Buffers for scales. A kernel reads one of them while the next kernel's scales are transferred to the other.
 _SCALE_BUFFERS = 2
 
@@ -28,17 +29,22 @@ def run(stream: Stream, context: Context) -> Stream | None:
     users: dict[Range, list[Weights]] = {}
     for each in find_streams(stream, [rated.operator for rated in context.rate_operators(stream)], region):
         users.setdefault((each.low, each.size_bytes), []).append(each)
-    repeated = [place for place, weights in users.items() if len(weights) > 1]
-    best, chosen = stream, list[Range]()
-    for place in sorted(repeated, key=lambda place: (-len(users[place]) * place[1], place))[:_MOST_TRIALS]:
+    repeated = [place for place, weights in users.items() if len(weights) > 1 and place[1] <= context.resident_bytes]
+    best, least, chosen = stream, context.rate(stream), list[Range]()
+    trials = max(min(_MOST_TRIALS, _WORK // len(stream.ops)), 1)
+    for place in sorted(repeated, key=lambda place: (-len(users[place]), -place[1], place))[:trials]:
         ranges = sorted([*chosen, place])
         if any(low + size > following for (low, size), (following, _) in pairwise(ranges)):
             continue
-        for scales in ({}, _find_scales(users, ranges)):
-            changed = _copy(stream, region, {place: users[place] for place in ranges}, scales)
+        scales = _find_scales(users, ranges)
+        for transferred in ({}, scales) if scales else ({},):
+            changed = _copy(stream, region, {place: users[place] for place in ranges}, transferred)
             grown = changed.image.sizes[region] - round_up(stream.image.sizes[region])
-            if grown <= context.resident_bytes and context.rate(changed) < context.rate(best):
-                best, chosen = changed, ranges
+            if grown > context.resident_bytes:
+                continue
+            cycles = estimate(changed, context.regions, context.effects).cycles
+            if cycles < least:
+                best, least, chosen = changed, cycles, ranges
     return best if chosen else None
 
 

@@ -15,6 +15,7 @@ from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.encode import MOST_KERNELS
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.lifetimes import find_overlaps
 from ethorch.npu.passes.occupancy import GRANULE, Occupancy
 from ethorch.npu.passes.weight_transfers import Weights
 
@@ -65,6 +66,7 @@ class Schedule:
         for unit, each in enumerate(weights):
             self._units.setdefault(each.operator, []).append(unit)
         self._firsts = [each.operator.first for each in rated]
+        self._starts, _ = find_overlaps(stream.ops)
         self._chains: list[range] = []  # by position: the chain of each operation
         for group in group_chains(stream.ops):
             self._chains += [range(len(self._chains), len(self._chains) + len(group))] * len(group)
@@ -168,8 +170,8 @@ class Schedule:
                 start, low = self.unchanged[part.gap].operator.first, placement.address + part.offset
                 self.occupancy.set(start, weights.readers[-1], low, low + part.size_bytes, is_used)
         elif weights.transfer is not None:
-            low, last = weights.address, self._chains[weights.readers[-1]][-1]
-            self.occupancy.set(self._find_concurrent(weights.transfer), last, low, low + weights.size_bytes, is_used)
+            first, last = self._chains[self._starts[weights.transfer]][0], self._chains[weights.readers[-1]][-1]
+            self.occupancy.set(first, last, weights.address, weights.address + weights.size_bytes, is_used)
 
     def _plan(self, unit: int, ahead: int) -> Placement | None:
         weights = self.weights[unit]

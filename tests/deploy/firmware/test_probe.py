@@ -66,6 +66,8 @@ def test_repeats_require_a_program_without_state(tmp_path: Path) -> None:
     program = ethorch.compile(nn.ReLU(), torch.rand(1, 4), "ethos-u55-128", progress=False)
     with pytest.raises(EthorchError, match="expected repeats to be a positive number, got 0"):
         firmware(program, tmp_path / "a", repeats=0)
+    with pytest.raises(EthorchError, match="expected repeats below 2147483648 for 2 calls, got 2147483648"):
+        firmware(program, tmp_path / "a", samples=[(torch.rand(1, 4),)] * 2, repeats=1 << 31)
     firmware(program, tmp_path / "b", samples=[(torch.rand(1, 4),)] * 3, repeats=2)
     assert re.search(r"^stream forward: 6 runs, 0 different\nPASS$", run(tmp_path / "b"), re.M)
     states = ethorch.compile(models(), INPUTS, TARGET, progress=False)
@@ -76,3 +78,5 @@ def test_repeats_require_a_program_without_state(tmp_path: Path) -> None:
 def test_a_probe_takes_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["firmware", "model.pte", "--probe", "-o", str(tmp_path / "p")]) == 2
     assert "--probe writes its own program" in capsys.readouterr().err
+    assert cli.main(["firmware", "--probe", "--method", "forward", "-o", str(tmp_path / "p")]) == 2
+    assert "--probe does not support" in capsys.readouterr().err

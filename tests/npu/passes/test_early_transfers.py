@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ethorch.npu.cycles import Effects, Regions, estimate
 from ethorch.npu.ir import Op, Stream, decode, find_buffers
-from ethorch.npu.ir.dataflow import Dataflow
+from ethorch.npu.ir.dataflow import Dataflow, trace_dataflow
+from ethorch.npu.ir.image import Image
 from ethorch.npu.passes import early_transfers
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.names import PASSES
@@ -21,6 +23,7 @@ from tests.npu.passes.streams import list_instructions, read_dram_rates, read_ra
 from tests.npu.verify.simulation import extreme_orders, run
 from tests.npu.verify.streams import Case, compile_case
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = [("classifier", "ethos-u55-128"), ("blocks", "ethos-u55-128"), ("attention", "ethos-u65-256")]
 
 
@@ -209,3 +212,27 @@ def test_the_pipeline_accepts_the_result(network: str, target: str) -> None:
     result = optimize(case.payload, case.image, Context(read_rates(target), passes=passes))
     assert result is not None and not result.rejected
     assert "early-transfers" in [effect.name for effect in result.effects]
+
+
+def test_memory_is_in_use_until_its_readers_end() -> None:
+    """The weights of the last of four kernels are transferred to bytes that the third kernel reads."""
+    golden = decode((GOLDEN / "npu_stream.bin").read_bytes())
+    conv, transfer = golden.ops[:2]
+
+    def convolve(key: int, ifm: int, ofm: int, **changes: int) -> Op:
+        registers = {"IFM_DEPTH_M1": 15, "IFM_STRIDE_X": 16, "IFM_STRIDE_Y": 256, "IFM_BASE0": ifm, "OFM_BASE0": ofm}
+        streams = {"WEIGHT_REGION": 0, "WEIGHT_BASE": 0xA0, "WEIGHT_LENGTH": 0x20, "SCALE_REGION": 0, "SCALE_BASE": 0}
+        return replace(conv.copy(**registers, **{**streams, **changes}), key=key, before=None)
+
+    ops = [
+        convolve(4, 0x2000, 0x3000),
+        convolve(8, 0x3000, 0x0000),
+        convolve(12, 0x0000, 0x1000),
+        replace(transfer.copy(DMA0_SRC=0x5A0, DMA0_DST=0, DMA0_LEN=0x9A0), key=16),
+        convolve(20, 0x1000, 0x2000, WEIGHT_REGION=1, WEIGHT_LENGTH=0x900, SCALE_REGION=1),
+    ]
+    image = Image(np.zeros(0x2000, np.uint8), {1: 0x4000}, ((1, 0x2000, 0x3000),), ((1, 0x2000, 0x3000),))
+    stream = Stream(golden.npu, golden.payload, ops, 0, image)
+    after = early_transfers.run(stream, Context(read_slow_rates("ethos-u55-128"), {1: 0x4000}))
+    dataflows = [trace_dataflow(each.ops, image.constants, image.inputs, image.outputs) for each in (stream, after or stream)]
+    assert all(dataflows[1].reads[key] == read for key, read in dataflows[0].reads.items())

@@ -74,6 +74,18 @@ def test_copied_scales_stay_if_weights_are_copied() -> None:
     assert moved.registers["WEIGHT_BASE"] == 4096 and moved.registers["SCALE_BASE"] == 16
 
 
+def test_ranges_that_do_not_fit_take_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, before, after = make_resident("ethos-u55-128")
+    assert after is not None
+    monkeypatch.setattr(resident_weights, "_MOST_TRIALS", 1)
+    context = find_context("ethos-u55-128")
+    users = resident_weights.find_streams(before, [rated.operator for rated in context.rate_operators(before)], 1)
+    large = [replace(each, size_bytes=RESIDENT_BYTES + 16) for each in users[:1] * 100]
+    monkeypatch.setattr(resident_weights, "find_streams", lambda *arguments: [*large, *users])
+    same = resident_weights.run(before, context)
+    assert same is not None and context.rate(same) == context.rate(after)
+
+
 def test_weights_that_are_read_once_stay() -> None:
     case = compile_case("classifier", "ethos-u55-128")
     before = decode(case.payload, case.image)
