@@ -417,10 +417,10 @@ class Settings:
         version = data.pop("format", FORMAT)
         if version != FORMAT:
             raise SpecError(f"{name} has format {shorten(version)}; expected format {FORMAT}. Install a newer ethorch.")
-        for name_of_file in ("board", "stream"):
-            entry = data.get(name_of_file)
-            if folder is not None and isinstance(entry, str) and isfile(folder / entry):
-                data[name_of_file] = str(folder / entry)
+        for field_name in ("board", "stream"):
+            file = data.get(field_name)
+            if folder is not None and isinstance(file, str) and isfile(folder / file):
+                data[field_name] = str(folder / file)
         try:
             return cls.from_json(data)
         except (SpecError, BoardError) as error:
