@@ -14,6 +14,7 @@ from torch import nn
 
 import ethorch
 from ethorch import cli
+from ethorch.deploy import virtual_board
 from ethorch.deploy.firmware import firmware as project_writer
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.cases import Case, cases
@@ -70,6 +71,8 @@ def test_repeats_require_a_program_without_state(tmp_path: Path) -> None:
         firmware(program, tmp_path / "a", samples=[(torch.rand(1, 4),)] * 2, repeats=1 << 31)
     firmware(program, tmp_path / "b", samples=[(torch.rand(1, 4),)] * 3, repeats=2)
     assert re.search(r"^stream forward: 6 runs, 0 different\nPASS$", run(tmp_path / "b"), re.M)
+    stopped = virtual_board.run(tmp_path / "b" / "build" / "firmware.elf", npu="ethos-u55-128", inject=["never-ends"])
+    assert re.search(r"TIMEOUT.*\nstream forward: 1 runs, 1 different\nFAIL$", stopped.text.rstrip("\x04\n"), re.M)
     states = ethorch.compile(models(), INPUTS, TARGET, progress=False)
     with pytest.raises(EthorchError, match="repeats requires a program without state"):
         firmware(states, tmp_path / "c", repeats=2)
