@@ -7,6 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ethorch.npu.cycles import estimate
+from ethorch.npu.cycles.compute import compute
+from ethorch.npu.cycles.memories import CONSTANTS
+from ethorch.npu.cycles.traffic import copy_cycles
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.context import Context
@@ -15,7 +18,7 @@ from ethorch.npu.passes.weight_transfers import Weights, find_streams
 
 #: Address in the constants and bytes of weights.
 Range = tuple[int, int]
-#: Most ranges to try, beginning with those that are read most often, and most operations that all trials rate.
+#: Most ranges to try, and most operations that all trials rate.
 _MOST_TRIALS, _WORK = 16, 16_000
 #: Buffers for scales. A kernel reads one of them while the next kernel's scales are transferred to the other.
 _SCALE_BUFFERS = 2
@@ -29,10 +32,11 @@ def run(stream: Stream, context: Context) -> Stream | None:
     users: dict[Range, list[Weights]] = {}
     for each in find_streams(stream, [rated.operator for rated in context.rate_operators(stream)], region):
         users.setdefault((each.low, each.size_bytes), []).append(each)
-    repeated = [place for place, weights in users.items() if len(weights) > 1 and place[1] <= context.resident_bytes]
+    repeated = {place: weights for place, weights in users.items() if len(weights) > 1 and place[1] <= context.resident_bytes}
+    gains = _bound_gains(repeated, stream, context, region)
     best, least, chosen = stream, context.rate(stream), list[Range]()
     trials = max(min(_MOST_TRIALS, _WORK // len(stream.ops)), 1)
-    for place in sorted(repeated, key=lambda place: (-len(users[place]), -place[1], place))[:trials]:
+    for place in sorted(gains, key=lambda place: (-gains[place] / place[1], place))[:trials]:
         ranges = sorted([*chosen, place])
         if any(low + size > following for (low, size), (following, _) in pairwise(ranges)):
             continue
@@ -46,6 +50,23 @@ def run(stream: Stream, context: Context) -> Stream | None:
             if cycles < least:
                 best, least, chosen = changed, cycles, ranges
     return best if chosen else None
+
+
+def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
+    """Return upper bounds of the cycles that a copy of each range saves. Ranges that cannot save cycles are omitted."""
+    constants, fast = context.regions[CONSTANTS], context.regions[region]
+    rated, results = context.rate_operators(stream), context.estimate(stream).operators
+    savings = dict[int, int]()
+    for number in {each.operator for weights in users.values() for each in weights}:
+        head, *rest = rated[number].operator.works
+        computing = compute((replace(head, weights=fast, scales=fast), *rest)).cycles
+        others = (cycles for name, cycles in results[number].access_cycles.items() if name != constants.name)
+        savings[number] = results[number].cycles - results[number].effects - max([computing, *others])
+    gains = {
+        place: sum(savings[each.operator] for each in weights) - copy_cycles(stream.npu, constants, fast, place[1])
+        for place, weights in users.items()
+    }
+    return {place: gain for place, gain in gains.items() if gain > 0}
 
 
 def _find_scales(users: Mapping[Range, Sequence[Weights]], ranges: Sequence[Range]) -> dict[int, Weights]:
