@@ -53,7 +53,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
-    """Return upper bounds of the cycles that a copy of each range saves. Ranges that cannot save cycles are omitted."""
+    """Return an upper bound of the cycles that a copy of each range saves, if it is positive."""
     constants, fast = context.regions[CONSTANTS], context.regions[region]
     rated, results = context.rate_operators(stream), context.estimate(stream).operators
     savings = dict[int, int]()
