@@ -53,7 +53,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
-    """Return an upper bound of the cycles that a copy of each range saves, if it is positive."""
+    """Return an upper bound of the cycles that a copy of each range saves, if positive."""
     constants, fast = context.regions[CONSTANTS], context.regions[region]
     rated, results = context.rate_operators(stream), context.estimate(stream).operators
     savings = dict[int, int]()
@@ -70,7 +70,7 @@ def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, conte
 
 
 def _find_scales(users: Mapping[Range, Sequence[Weights]], ranges: Sequence[Range]) -> dict[int, Weights]:
-    """Return the scales in the constants that only one of the readers of ``ranges`` uses, by the position of the reader."""
+    """Return the constant scales that only one reader of ``ranges`` uses, by the position of the reader."""
     readers = {position for place in ranges for each in users[place] for position in each.readers}
     return {
         each.readers[0]: each
