@@ -13,6 +13,8 @@ from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
 _AHEAD, _SWEEPS = (8, 32), 3
 #: Minimum exposed cycles of an operator whose transfers are moved, as a share of the stream's cycles.
 _LEAST_SHARE = 1e-4
+#: Maximum number of times that operators are rated, in about ten seconds.
+_MOST_WORK = 500_000
 #: Maximum size of ``Occupancy`` in bytes: granules of the region times operations.
 _MOST_GRANULES = 1 << 28
 
@@ -44,6 +46,8 @@ def _improve(schedule: Schedule) -> None:
     for _ in range(_SWEEPS):
         before, exposed = schedule.cycles, schedule.exposed
         for unit in sorted(range(len(schedule.weights)), key=lambda unit: -exposed[schedule.weights[unit].operator]):
+            if schedule.work > _MOST_WORK:
+                return
             if schedule.exposed[schedule.weights[unit].operator] > _LEAST_SHARE * schedule.cycles[0]:
                 for ahead in _AHEAD:
                     schedule.place(unit, ahead)

@@ -61,6 +61,7 @@ class Schedule:
     ) -> None:
         self.stream, self.context, self.region = stream, context, region
         self.unchanged, self.staged, self.weights = rated, staged, weights
+        self.work = 0  # ratings of operators
         self._numbers: dict[tuple[int, Part], int] = {}  # positions of new transfers, after those of the stream
         self._units: dict[int, list[int]] = {}  # by operator
         for unit, each in enumerate(weights):
@@ -100,6 +101,7 @@ class Schedule:
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
         """Return each operator's cycles, and its cycles of reading constants."""
+        self.work += len(rated)
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name

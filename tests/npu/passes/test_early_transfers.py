@@ -111,8 +111,12 @@ def test_only_the_scales_are_transferred_if_weights_do_not_fit() -> None:
 
 def test_large_regions_of_long_streams_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     case = compile_case("classifier", "ethos-u55-128")
-    monkeypatch.setattr(early_transfers, "_MOST_GRANULES", 100)
-    assert early_transfers.run(decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))) is None
+    stream, context = decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))
+    for limit in ("_MOST_GRANULES", "_MOST_WORK"):
+        with monkeypatch.context() as limited:
+            limited.setattr(early_transfers, limit, 0)
+            assert early_transfers.run(stream, context) is None
+    assert early_transfers.run(stream, context) is not None
 
 
 @pytest.mark.parametrize(("network", "target"), [*CASES[:2], pytest.param(*CASES[2], marks=pytest.mark.long)])
