@@ -150,7 +150,7 @@ class Inputs:
                 delta = address - windows[number].start
                 move = f"cannot move {side} {number} to byte {address} of region {region}"
                 if not possible[number]:
-                    raise MachineFault(f"{move}, because the stream has branches, or reads it as weights or with other bytes")
+                    raise MachineFault(f"{move}, because the stream has branches, or uses it as weights or with other bytes")
                 if delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
                     raise MachineFault(
                         f"{move}; expected an odd region, and an address that differs from {windows[number].start} by a multiple "

@@ -248,8 +248,7 @@ def _list_traffic(operator: Operator, regions: Regions, early_bytes: int) -> Ite
     passes = weight_passes(head)
     if operator.weights:
         source, target = regions[operator.weights[0].source], regions[operator.weights[0].target]
-        moved = sum(transfer.size_bytes for transfer in operator.weights)
-        late = max((moved if head.weights == source else min(head.weight_bytes, moved)) - early_bytes, 0)
+        late = max(min(head.weight_bytes, sum(transfer.size_bytes for transfer in operator.weights)) - early_bytes, 0)
         yield Traffic(source, COPY, WEIGHTS, late)
         yield Traffic(target, WRITE, WEIGHTS, late)
         yield Traffic(head.weights, FAST_WEIGHT if head.fast_weights else WEIGHT, WEIGHTS, passes * head.weight_bytes)

@@ -257,8 +257,6 @@ class _Elision:
             accesses += self.inputs[n] + self.outputs[n]
             for other in self.writers[n] - {_HOST}:
                 accesses += self.outputs[other]
-            if _HOST in self.writers[n]:
-                accesses += map(_access_place, self.stream.image.inputs)
         return any(access.overlaps(target) for access in accesses)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
 from ethorch.npu.passes.context import Context
@@ -27,16 +29,18 @@ def run(stream: Stream, context: Context) -> Stream | None:
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)
     if not weights:
         return None
+    alternatives: dict[int, list[int]] = {}  # units by operator
+    for unit, each in enumerate(weights):
+        if each.transfer is None:
+            alternatives.setdefault(each.operator, []).append(unit)
     staged: dict[int, RatedOperator] = {}
-    remaining = [unit for unit, each in enumerate(weights) if each.transfer is None]
-    while remaining:  # alternatives for an operator are in different streams
-        units = list({weights[unit].operator: unit for unit in reversed(remaining)}.values())
+    for row in zip_longest(*alternatives.values()):  # one alternative of each operator
+        units = [unit for unit in row if unit is not None]
         changed = stage_weights(stream, rated, [weights[unit] for unit in units], region)
         entries = rate_operators(changed, context.regions, context.effects)
         if len(entries) != len(rated):
             return None  # the transfers join other operators
         staged |= {unit: entries[weights[unit].operator] for unit in units}
-        remaining = [unit for unit in remaining if unit not in staged]
     schedule = Schedule(stream, context, region, rated, staged, weights)
     _improve(schedule)
     return schedule.build() if schedule.placements else None

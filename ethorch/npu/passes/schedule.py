@@ -66,6 +66,10 @@ class Schedule:
         self._units: dict[int, list[int]] = {}  # by operator
         for unit, each in enumerate(weights):
             self._units.setdefault(each.operator, []).append(unit)
+        self._computing = [each.operator.computation.cycles for each in rated]  # least of all variants
+        for unit, variant in staged.items():
+            number = weights[unit].operator
+            self._computing[number] = min(self._computing[number], variant.operator.computation.cycles)
         self._firsts = [each.operator.first for each in rated]
         self._starts, _ = find_overlaps(stream.ops)
         self._chains: list[range] = []  # by position: the chain of each operation
@@ -86,11 +90,7 @@ class Schedule:
     ) -> None:
         self.placements, self._rated, self._ranks = placements, rated, ranks
         self.cycles = sum(cycles), sum(contended)
-        least = [each.operator.computation.cycles for each in rated]
-        for unit, variant in self.staged.items():
-            number = self.weights[unit].operator
-            least[number] = min(least[number], variant.operator.computation.cycles)
-        self.exposed = [time - computing for time, computing in zip(cycles, least, strict=True)]
+        self.exposed = [time - computing for time, computing in zip(cycles, self._computing, strict=True)]
         self._contended, self._reads, self._loads = contended, reads, self._list_loads(reads)
         self._idle: dict[int, list[int]] = {}
         self._tried: set[tuple[int, Placement]] = set()

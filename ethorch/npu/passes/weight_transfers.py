@@ -22,7 +22,7 @@ _FAR = 1 << 36  # address of weights without a place
 
 @dataclass(frozen=True)
 class Weights:
-    """The adjacent weights and scales of one operator or depth slice."""
+    """Adjacent weights and scales of one operator or depth slice, or only its scales."""
 
     operator: int
     low: int  # address in the constants
@@ -94,7 +94,7 @@ def find_weights(stream: Stream, operators: Sequence[Operator], region: int) -> 
         if not operator.works or operator.compound is not None or operator.is_shared:
             continue
         if not operator.weights and operator.slices == 1:
-            candidates += [_find_constants(ops, number, operator, _STREAMS), _find_constants(ops, number, operator, _STREAMS[1:])]
+            candidates += [_find_constants(ops, number, operator, prefixes) for prefixes in (_STREAMS, ("SCALE",))]
         if operator.slices > 1 or len(operator.weights) == 1:
             positions = [transfer.position for transfer in operator.weights]
             candidates += [_find_transferred(stream, number, operator, at, readers.get(at, ()), region) for at in positions]

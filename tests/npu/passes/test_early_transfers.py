@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ethorch.npu.cycles import Effects, Regions, estimate
+from ethorch.npu.cycles.model import _list_traffic as list_traffic
+from ethorch.npu.cycles.traffic import WRITE
 from ethorch.npu.ir import Op, Stream, decode, find_buffers
 from ethorch.npu.ir.dataflow import Dataflow, trace_dataflow
 from ethorch.npu.ir.image import Image
@@ -17,7 +19,8 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.names import PASSES
 from ethorch.npu.passes.occupancy import Occupancy
 from ethorch.npu.passes.pipeline import optimize
-from ethorch.npu.runs import Run
+from ethorch.npu.passes.schedule import Part, Schedule
+from ethorch.npu.passes.weight_transfers import Weights, find_weights
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
 from tests.npu.passes.streams import list_instructions, read_dram_rates, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
@@ -73,28 +76,50 @@ def read_slow_rates(target: str) -> Regions:
 
 
 def test_a_transfer_may_take_several_operators() -> None:
+    """No operator leaves time for a part of the weights, but four operators together leave time for all of them."""
     case = compile_case("classifier", "ethos-u55-128")
-    before, regions = decode(case.payload, case.image), read_slow_rates("ethos-u55-128")
-    context = Context(regions, {1: case.image.sizes[1] + (64 << 10)})
-    after = early_transfers.run(before, context)
+    stream, context = decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))
+    schedule = Schedule(stream, context, 1, context.rate_operators(stream), {}, [])
+    weights, gaps, cycles = Weights(8, 0, 1024, (0,)), range(8, 0, -1), schedule._copy_cycles(1024)
+    assert schedule._divide(weights, gaps, [cycles // 4 + 1] * 9) == [Part(5, 0, 1024)]
+    for idle in (0, cycles):  # directly before the operator
+        assert schedule._divide(weights, gaps, [idle] * 9) == [Part(8, 0, 1024)]
+
+
+def test_scales_alone_are_rated_with_the_weights_that_stay() -> None:
+    """A kernel that reads its weights from flash, with scales in SRAM."""
+    case = compile_case("attention", "ethos-u55-128")
+    before, regions = decode(case.payload, case.image), read_rates("ethos-u55-128")
+    after = early_transfers.run(before, Context(regions))
     assert after is not None
-    rated = {operator.keys[0]: operator.cycles for operator in estimate(before, regions).operators}
-    spanning = 0
-    for number, op in enumerate(after.ops):
-        readers = [n for n, each in enumerate(after.ops) if op.is_dma and any(run in each.reads for run in _weights(op, each))]
-        if readers and op.key < 0:
-            during = [rated.get(each.key, 0) for each in after.ops[number + 1 : readers[0]] if not each.is_dma]
-            spanning += len(during) > 1 and max(during) < op.registers["DMA0_LEN"] / 0.25
-    assert spanning
-    reference = trace_reference(decode_instructions(case.payload), case.image)
-    assert is_accepted(after, reference)
-    assert run(list_instructions(after), after.image, 0) == run(decode_instructions(case.payload), case.image, 0)
+    moved = [op for op in after.ops if (op.registers.get("WEIGHT_REGION"), op.registers.get("SCALE_REGION")) == (0, 1)]
+    assert moved
+    flash = regions[0].name
+    for op in moved:
+        results = [next(each for each in estimate(stream, regions).operators if op.key in each.keys) for stream in (before, after)]
+        assert results[1].access_cycles[flash] <= results[0].access_cycles[flash]
+    operators = [each.operator for each in Context(regions).rate_operators(after)]
+    mixed = [
+        each for each in operators if each.weights and any(after.ops[n].key in {op.key for op in moved} for n in each.positions)
+    ]
+    assert mixed and all(each.reads_constants(regions) for each in mixed)
+    written = [traffic for each in mixed for traffic in list_traffic(each, regions, 0) if traffic.channel == WRITE]
+    assert written and all(traffic.memory == regions[1] for traffic in written)
+    assert any(not each.reads_constants(regions) for each in operators)
 
 
-def _weights(transfer: Op, op: Op) -> list[Run]:
-    (target,) = transfer.writes
-    runs = [run for run in op.reads if run.register.startswith(("WEIGHT", "SCALE")) and run.region == target.region]
-    return [run for run in runs if target.low <= run.low < target.high]
+def test_only_bytes_that_are_read_are_transferred() -> None:
+    """A transfer of scales and weights to a kernel whose scales are elsewhere."""
+    case = compile_case("classifier", "ethos-u55-128")
+    stream, context = decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))
+    operators = [each.operator for each in context.rate_operators(stream)]
+    weights = next(each for each in find_weights(stream, operators, 1) if each.transfer is not None and not each.is_slice)
+    reader = stream.ops[weights.readers[0]]
+    assert reader.registers["SCALE_BASE"] == weights.address < reader.registers["WEIGHT_BASE"]
+    ops = [op.copy(SCALE_REGION=0, SCALE_BASE=weights.low) if op is reader else op for op in stream.ops]
+    trimmed = next(each for each in find_weights(replace(stream, ops=ops), operators, 1) if each.transfer == weights.transfer)
+    assert trimmed.address == reader.registers["WEIGHT_BASE"] and trimmed.low - weights.low == trimmed.address - weights.address
+    assert trimmed.size_bytes == reader.registers["WEIGHT_LENGTH"]
 
 
 def test_only_the_scales_are_transferred_if_weights_do_not_fit() -> None:

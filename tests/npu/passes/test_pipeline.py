@@ -62,6 +62,13 @@ def read_too_far(stream: Stream, context: Context) -> Stream:
     return replace(stream, ops=ops)
 
 
+def write_beyond(stream: Stream, context: Context) -> Stream:
+    """A wrong pass: the last kernel writes outside of its region."""
+    ops = list(stream.ops)
+    ops[-1] = ops[-1].copy(OFM_BASE0=stream.image.sizes[1])
+    return replace(stream, ops=ops)
+
+
 def copy_ops(stream: Stream, context: Context) -> Stream:
     """A correct pass without effect."""
     return replace(stream, ops=[op.copy() for op in stream.ops])
@@ -86,6 +93,10 @@ def test_a_stream_that_breaks_a_rule_itself_is_kept() -> None:
     wrong = encode(stream)
     assert verify(wrong, case.image)
     assert optimize(wrong, case.image, Context(regions), [Pass("copy", copy_ops)]) is None
+    inherited = {rejection.rule for rejection in verify(wrong, case.image)}
+    result = optimize(wrong, case.image, Context(regions), [Pass("copy", copy_ops), Pass("wrong", write_beyond)])
+    assert result is not None and result.rejected == "wrong"
+    assert inherited.isdisjoint(rejection.rule for rejection in result.rejections)
 
 
 def test_long_streams_are_kept() -> None:

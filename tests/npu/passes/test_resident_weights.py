@@ -80,7 +80,7 @@ def test_ranges_that_do_not_fit_take_no_trial(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(resident_weights, "_MOST_TRIALS", 1)
     context = find_context("ethos-u55-128")
     users = resident_weights.find_streams(before, [rated.operator for rated in context.rate_operators(before)], 1)
-    large = [replace(each, size_bytes=RESIDENT_BYTES + 16) for each in users[:1] * 100]
+    large = [replace(each, size_bytes=RESIDENT_BYTES + 16) for each in users[:1] * 1000]
     monkeypatch.setattr(resident_weights, "find_streams", lambda *arguments: [*large, *users])
     same = resident_weights.run(before, context)
     assert same is not None and context.rate(same) == context.rate(after)
