@@ -57,12 +57,14 @@ def firmware(
         raise SpecError("--probe does not support --runtime, --build-system, --inputs and --method. Remove these options.")
     if runtime == EXECUTORCH:
         return _write_delegate(output)
-    if probe:
-        return _write_probe(program, output, board, choices, name, embed)
-    if program is None:
-        raise SpecError("missing argument: expected a program or model. The argument is optional only with --runtime executorch.")
-    if board is not None and not sources.is_program(program):
+    if board is not None and (program is None or not sources.is_program(program)):
         choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
+    if probe:
+        return _write_probe(program, output, choices, name, embed)
+    if program is None:
+        raise SpecError(
+            "missing argument: expected a program or model. The argument is optional only with --probe or --runtime executorch."
+        )
     subject = sources.program_of(program, choices, method[0] if method else None)
     if build_system == CMSIS:
         return _write_layer(subject, output, choices)
@@ -76,7 +78,7 @@ def firmware(
     return Answer(project.to_json(), lambda: f"{project}{note}")
 
 
-def _write_probe(program: str | None, output: Path, board: str | None, choices: options.Choices, name: str, embed: str) -> Answer:
+def _write_probe(program: str | None, output: Path, choices: options.Choices, name: str, embed: str) -> Answer:
     if program is not None:
         raise SpecError(
             "--probe writes its own program. Remove the argument, and select the NPU with --board or --set target=NAME."
@@ -84,8 +86,6 @@ def _write_probe(program: str | None, output: Path, board: str | None, choices: 
     from ethorch.deploy.firmware.firmware import firmware as write_project
     from ethorch.program.probe import build_probe
 
-    if board is not None:
-        choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
     settings = options.settings_of(choices)
     probe = build_probe(settings)
     project = write_project(

@@ -11,6 +11,7 @@ from ethorch.formats import pte
 from ethorch.formats.pte_merge import merge
 from ethorch.formats.pte_writer import write
 from ethorch.models.load import Inputs, UserModel
+from ethorch.npu.arithmetic import ceil_div
 from ethorch.npu.passes.names import PASSES
 from ethorch.program.build import FORWARD, lower_method, quantize, record_of, single_method
 from ethorch.program.program import Program
@@ -95,4 +96,4 @@ def build_probe(settings: Settings, runs: int = RUNS) -> Probe:
     named = replace(methods, models=dict.fromkeys(builds, user))
     program = Program(record_of(data, builds, named, dict.fromkeys(builds, quantized[FORWARD]), chosen))
     calls = tuple((name, sample) for name in builds for sample in samples)
-    return Probe(program, calls, max(-(-runs // _SAMPLES), 2))
+    return Probe(program, calls, max(ceil_div(runs, _SAMPLES), 2))  # without repeats, the firmware prints each run

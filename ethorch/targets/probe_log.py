@@ -14,14 +14,13 @@ from ethorch.targets.compile_spec import OPTIMIZED, VELA
 _MOST_BYTES = 1 << 24
 _TARGET = re.compile(r"\bmodel \w+ for (ethos-u\d+-\d+)")
 _PENDING = re.compile(r"\bstream ([\w-]+): pending")
-_RESULT = re.compile(r"\bstream ([\w-]+): (\d+) runs, (\d+) different")
+_RESULT = re.compile(r"\bstream ([\w-]+): (\d{1,9}) runs, (\d{1,9}) different")
 
 
 def read_probe_log(file: Path, target: str) -> str:
     """Return the setting ``stream`` that omits the passes whose streams failed on the board.
 
-    A stream without a result, because the log ends before, failed. Passes that were not tested are omitted if they are in
-    ``UNTESTED``.
+    A stream fails if outputs differ, or if the log ends before its result. Passes in ``UNTESTED`` must be in the log.
 
     Raises:
         SpecError: The file cannot be read or is not such a log, the log is of another NPU, or Vela's stream failed.
@@ -29,14 +28,14 @@ def read_probe_log(file: Path, target: str) -> str:
     try:
         with file.open("rb") as opened:
             data = opened.read(_MOST_BYTES)
-    except OSError as error:
-        raise SpecError(f"cannot read the probe's log {file}: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        raise SpecError(f"cannot read the probe's log {str(file)!r}: {getattr(error, 'strerror', error)}.") from None
     text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", "replace")
     tested, names = _TARGET.search(text), {name.replace("_", "-") for name in _PENDING.findall(text)}
     if tested is None or not names:
         raise SpecError(f"{file} is not the console output of a probe. Write the firmware with `ethorch firmware --probe`.")
     if tested[1] != target:
-        raise SpecError(f"the probe's log {file} is of {tested[1]}, but the target is {target}. Use a probe for {target}.")
+        raise SpecError(f"the probe's log {file} is for {tested[1]}, but the target is {target}. Use a probe for {target}.")
     runs, different = Counter[str](), Counter[str]()  # over all boots in the log
     for name, count, failures in _RESULT.findall(text):
         runs[name.replace("_", "-")] += int(count)

@@ -54,10 +54,11 @@ def test_passes_that_the_log_does_not_confirm_are_omitted(tmp_path: Path, text: 
     [
         ("", "is not the console output of a probe. Write the firmware with `ethorch firmware --probe`"),
         (HEAD, "is not the console output of a probe"),
-        (log().replace(TARGET, "ethos-u85-256"), f"is of ethos-u85-256, but the target is {TARGET}"),
+        (log().replace(TARGET, "ethos-u85-256"), f"is for ethos-u85-256, but the target is {TARGET}"),
         (log(vela=1000), "the board failed to run Vela's stream"),
         (log(vela=None), "the board failed to run Vela's stream"),
         (log().replace("attention", "magic"), "unknown stream 'magic'"),
+        (log().replace("vela: 1000", f"vela: {'1' * 5000}"), "the board failed to run Vela's stream"),
     ],
 )
 def test_an_unusable_log_is_an_error(tmp_path: Path, text: str, message: str) -> None:
@@ -68,8 +69,10 @@ def test_an_unusable_log_is_an_error(tmp_path: Path, text: str, message: str) ->
 
 
 def test_a_missing_or_binary_log_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"cannot read the probe's log .*none.log: No such file"):
+    with pytest.raises(SpecError, match=r"cannot read the probe's log .*none.log': No such file"):
         read_probe_log(tmp_path / "none.log", TARGET)
+    with pytest.raises(SpecError, match="cannot read the probe's log"):
+        read_probe_log(Path("\0.log"), TARGET)
     (tmp_path / "wide.log").write_text(log(attention=1), "utf-16")
     assert "attention" not in read_probe_log(tmp_path / "wide.log", TARGET)
     (tmp_path / "noise.log").write_bytes(bytes(range(256)) * 100)
@@ -83,7 +86,7 @@ def test_a_log_for_another_target_is_an_error_only_if_it_is_used(tmp_path: Path)
     settings = Settings(stream=str(file))
     assert settings.to_json()["stream"] == str(file)
     assert settings.with_(target="ethos-u85-256").spec.stream_passes == frozenset(PASSES)
-    with pytest.raises(SpecError, match="is of ethos-u85-256"):
+    with pytest.raises(SpecError, match="is for ethos-u85-256"):
         settings.with_(target="ethos-u55-256")
 
 
