@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ethorch import runtime
 from ethorch.lower.rewrite.insert_copies import copy_value
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
-from ethorch.runtime import npu_machine
 from ethorch.support.errors import MachineFault, PayloadError, VelaError, VerificationError
 from ethorch.support.progress import stage
 from ethorch.tosa import interpreter
@@ -115,7 +115,7 @@ def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFaul
     except PayloadError as error:  # a tensor exceeds its region
         return MachineFault(str(error))
     try:
-        machine = npu_machine(payload)
+        machine = runtime.npu_machine(payload)
     except MachineFault:
         return None
     try:

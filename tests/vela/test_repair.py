@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch import EthosUCompileSpec
+from ethorch import EthosUCompileSpec, runtime
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.vela_bugs import VELA_BUGS
 from ethorch.program.program import record_of
@@ -111,7 +111,7 @@ def test_a_delegate_that_needs_more_memory_than_the_simulator_has_is_left_alone(
     def refuse_memory(payload: object) -> None:
         raise MachineFault("region 1 is too large")
 
-    monkeypatch.setattr(repair, "npu_machine", refuse_memory)
+    monkeypatch.setattr(runtime, "npu_machine", refuse_memory)
     (make, *_) = GRAPHS["vela.matmul-of-slice"].values()
     assert not isinstance(make, Avoided)
     assert lowered(built(make, "ethos-u55-128"), "ethos-u55-128").repairs == ()
