@@ -202,13 +202,6 @@ def _scores() -> Any:
     return Scores()
 
 
-def _weights() -> Any:
-    """Return a softmax over the last axis."""
-    from torch import nn
-
-    return nn.Softmax(-1)
-
-
 def _enlarge() -> Any:
     """Return the last layers of a network for super-resolution."""
     from torch import nn
@@ -438,7 +431,6 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         of_module(_scores, 1, 6, 257, 48),
         {U85: False},
     ),
-    Measurement("most_rows_pooled", "softmax of 6 rows of 272 elements", of_module(_weights, 1, 6, 1, 272), {U85: 0}),
 )
 
 

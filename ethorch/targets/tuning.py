@@ -142,9 +142,6 @@ class Tuning:
     most_places_before_sum: int | None = None
     #: Minimum number of columns for which a matrix product with 16 times fewer rows is computed transposed. None disables this.
     fewest_columns_turned: int | None = None
-    #: Maximum number of rows whose maximum is pooled as a feature map with one channel. Above this number, each row becomes a
-    #: channel.
-    most_rows_pooled: int = 0
     #: Whether a matrix product with a transposed operand and 16 times fewer rows than columns is computed transposed.
     turns_stored_transposes: bool = False
     #: Maximum bytes of a feature map that is max-pooled first over width, then over height, if the kernel is large. Kernels of 49

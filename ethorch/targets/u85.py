@@ -24,7 +24,6 @@ TUNING = Tuning(
     largest_max_pool_in_turn_bytes=100_000,
     fewest_results_of_wide_stride=4096,
     turns_stored_transposes=True,
-    most_rows_pooled=15,
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     read_planes=ReadPlanes(most=4, fold=FoldColumns(channels=16, taps=1, least_products=0)),
     largest_selection=1024,

@@ -24,8 +24,8 @@ from ethorch.tosa.ir import Value
 _LOWEST_EXPONENT = 12.0
 #: Shortest span in input steps. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0
-#: Integer value that represents 1. Products of two integers up to 255 are dense up to the value for int8.
-_ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
+#: Integer value that represents 1.
+_ONE = 32767.0
 #: Factor of int16 reciprocals, so that rounded ones times an exponential are below 2**31.
 _REDUCTION = 0.999
 #: Maximum ratio of sums whose reciprocals are in one table. The error is up to 1/80 step for int8, and 1/4 step for int16.
@@ -44,53 +44,31 @@ _SAMPLES = [
 class _Exponentials:
     """The exponentials exp(x - max) over a dim, and their sums."""
 
-    codes: Value  # nonnegative INT16 values
-    code_of_one: float  # integer value that represents 1.0 in ``codes`` and ``sums``
-    sums: Value  # exact INT32 sums
+    codes: Value  # INT16 values from 0 to _ONE
+    sums: Value  # exact INT32 sums of ``codes``
     maxima: QTensor
 
 
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
-    # - int8: multiplies two TABLEs of 8 bits, each with a separate difference so that Vela fuses both.
-    # - int16: uses an interpolated table of 15 bits.
+    # - int8: uses a table with an entry for each difference.
+    # - int16: uses interpolated tables.
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
     step = x.qparams.step
-
-    def difference(minuend: Value, subtrahend: Value) -> Value:
-        return b.emit("SUB", b.rescale(minuend, 1.0, dtype="INT32"), b.rescale(subtrahend, 1.0, dtype="INT32"))
-
+    below = b.emit("SUB", *(b.rescale(part, 1.0, dtype="INT32") for part in (value, top)))
     if value.dtype == "INT16":
-        below = difference(value, top)
-        code_of_one, span = _ONE_OF_INT16, min(65535.0, _LOWEST_EXPONENT / step)
+        span = min(65535.0, _LOWEST_EXPONENT / step)
         bounds = [-span, -span / 4, 0.0]
         if span < _SHORT_SPAN:  # the table's RESCALE by 65536 / span / 4 would overflow int32
             below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
             last = piece_before(0.0, 1.0)  # 0 must be an entry, because exp between entries is not linear
             bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
-        codes = tabulate(
-            b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / code_of_one, dtype="INT16"
-        )
+        codes = tabulate(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / _ONE, dtype="INT16")
     else:
-        code_of_one = _ONE_OF_INT8
-        first, second = _factors(np.exp((np.arange(-128, 128) - 127) * step) * code_of_one)
-        both = [
-            b.emit("TABLE", index, b.const((factors - 128).astype(np.int8), name="exp"))
-            for index, factors in (
-                (b.rescale(difference(value, top), 1.0, output_zp=127, dtype="INT8"), first),
-                (b.rescale(difference(top, value), 1.0, output_zp=-128, dtype="INT8"), second[::-1]),
-            )
-        ]
-        wide = b.emit("MUL", *(b.rescale(part, 1.0, input_zp=-128, dtype="INT32") for part in both), shift=0)
-        codes = b.rescale(wide, 1.0, dtype="INT16")
-    return _Exponentials(codes, code_of_one, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
-
-
-def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    first = np.arange(1.0, 256.0)[:, None]
-    second = np.clip(np.rint(products / first), 0, 255)
-    best = np.argmin(np.abs(first * second - products), axis=0)
-    return first[best, 0], second[best, np.arange(products.size)]
+        entries = np.rint(_ONE * np.exp(step * np.minimum(np.arange(-256, 257), 0)))
+        looked_up = b.interpolate(b.rescale(below, 128.0, dtype="INT16"), entries.astype(np.int16))
+        codes = b.rescale(looked_up, 1 / 128, dtype="INT16")
+    return _Exponentials(codes, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
 
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
@@ -108,11 +86,11 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
     # Returns the reciprocals of sums from ``least`` to ``most``, and their unit. For a smaller sum, the result is too small.
     # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
-    lowest, highest = e.code_of_one * least, e.code_of_one * most
+    lowest, highest = _ONE * least, _ONE * most
     if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
         unit, bounds = 1 / least / (32767 if int8 else 65535), [lowest, max(highest, 2 * lowest)]
         dtype = "INT16" if int8 else "INT32"
-        return tabulate(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype=dtype), unit
+        return tabulate(b, e.sums, lambda v: _ONE / v, bounds, unit, dtype=dtype), unit
     mantissas = Mantissas.of(b, e.sums, 2)
     if least > 1:
         bound = b.const(np.full((1,) * e.sums.rank, exponent_of(lowest, 2), np.int32), name="bound")
@@ -122,10 +100,10 @@ def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8
         bits = math.ceil(44 - math.log2(lowest))
         root = b.rescale(mantissas.look_up(b, _halved_reciprocal), 2.0**14, dtype="INT32")
         reciprocal = b.rescale(mantissas.multiply(b, root, bits), 1.0, dtype="INT16")
-        return reciprocal, e.code_of_one * 2.0 ** (bits - 44) / 32767
+        return reciprocal, _ONE * 2.0 ** (bits - 44) / 32767
     bits = math.ceil(44 - math.log2(lowest) - 1e-4)
     root = mantissas.look_up_precisely(b, lambda m: _REDUCTION * _halved_reciprocal(m), 30)
-    return mantissas.multiply(b, root, bits), e.code_of_one * 2.0 ** (bits - 60) / _REDUCTION
+    return mantissas.multiply(b, root, bits), _ONE * 2.0 ** (bits - 60) / _REDUCTION
 
 
 def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -155,7 +133,7 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count, 2.0**12)
     reciprocal, unit = _reciprocal(b, e, least, count, int8=int8)
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
-    return QTensor(b.requantize(acc, unit / e.code_of_one, q), dims, q)
+    return QTensor(b.requantize(acc, unit / _ONE, q), dims, q)
 
 
 def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
@@ -188,12 +166,12 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     bits = math.floor(28 - math.log2(max(codes * step, math.log(count))))
     fraction = 2.0**-bits
     if count <= (_RATIO_OF_LOG_INT16 if codes == 65536 else _RATIO_OF_LOG_INT8):
-        bounds = [e.code_of_one, count * e.code_of_one]
-        log = tabulate(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=codes == 65536)
+        bounds = [_ONE, count * _ONE]
+        log = tabulate(b, e.sums, lambda v: np.log(v / _ONE), bounds, fraction, from_middle=codes == 65536)
         return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
     # log(sum / one) = log(m / 2**31) + (31 - h) * log(2) - log(one), where h is at most 16
     mantissas = Mantissas.of(b, e.sums, 2)
-    offset = 15 * math.log(2) - math.log(e.code_of_one)
+    offset = 15 * math.log(2) - math.log(_ONE)
     log = mantissas.look_up_precisely(b, lambda m: np.log(m) + offset, bits)
     doublings = b.emit("SUB", b.const(np.full((1,) * log.rank, 16, np.int32)), mantissas.exponent)
     step_of_log = b.const(np.full((1,) * log.rank, round(math.log(2) / fraction), np.int32))
