@@ -71,34 +71,23 @@ class Extra:
 
 @dataclass(frozen=True)
 class Value:
-    """An entry of a method's value table.
+    """An entry of a method's value table."""
 
-    Attributes:
-        kind: ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``.
-        dtype: Torch name of a tensor's type.
-        dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
-        place: Memory and byte offset of a planned tensor.
-        data: Index of the bytes in ``Program.constants``, or in a segment of ``Program.mutable`` for planned tensors. 0 means none.
-        items: Value indices of a list of tensors, or the elements of a list of ints.
-        number: Value of an int, bool or double.
-        numbers: Elements of a list of doubles or bools.
-        requires_grad, layout: Properties that the runtime ignores.
-    """
-
-    kind: str
-    dtype: str = ""
+    kind: str  # ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``
+    dtype: str = ""  # Torch name of a tensor's type
     shape: tuple[int, ...] = ()
     dim_order: tuple[int, ...] = ()
-    dynamism: int = 0
-    place: tuple[int, int] | None = None
+    dynamism: int = 0  # 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded
+    place: tuple[int, int] | None = None  # memory and byte offset of a planned tensor
+    # Index of the bytes in ``Program.constants``, or in a segment of ``Program.mutable`` for planned tensors. 0 means none.
     data: int = 0
     extra: Extra | None = None
-    items: tuple[int, ...] = ()
-    number: float = 0
-    numbers: tuple[float, ...] = ()
+    items: tuple[int, ...] = ()  # value indices of a list of tensors, or the elements of a list of ints
+    number: float = 0  # value of an int, bool or double
+    numbers: tuple[float, ...] = ()  # elements of a list of doubles or bools
     text: str = ""
-    requires_grad: bool = False
-    layout: int = 0
+    requires_grad: bool = False  # ignored by the runtime
+    layout: int = 0  # ignored by the runtime
 
     @property
     def planned(self) -> bool:

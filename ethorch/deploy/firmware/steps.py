@@ -118,38 +118,24 @@ class Bases:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps and memory of one method.
-
-    Attributes:
-        payloads: Delegate number -> payload that the firmware runs.
-        places: Value index -> location of the tensor.
-        convert_in, body, convert_out: Steps that quantize inputs, compute, and dequantize outputs, in order.
-        arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
-        tensors_bytes: Bytes of the CPU's tensors.
-        codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.
-        end: End of the method's private memory in the CPU's buffer.
-        initial: Location and initial value of each buffer.
-        states: Indices of tensors that persist between runs.
-        states_in_arena: Indices of states that remain in the arena.
-        reaches: Delegate number -> bytes of the arena that the delegate accesses.
-    """
+    """The steps and memory of one method."""
 
     method: Method
-    payloads: dict[int, DelegatePayload]
-    places: dict[int, Place]
-    convert_in: tuple[Kernel, ...]
+    payloads: dict[int, DelegatePayload]  # delegate number -> payload that the firmware runs
+    places: dict[int, Place]  # value index -> location of the tensor
+    convert_in: tuple[Kernel, ...]  # quantizes the inputs
     body: tuple[Step, ...]
-    convert_out: tuple[Kernel, ...]
+    convert_out: tuple[Kernel, ...]  # dequantizes the outputs
     inputs: tuple[Boundary, ...]
     outputs: tuple[Boundary, ...]
-    arena_bytes: int
-    tensors_bytes: int
-    codes_tensors_bytes: int
-    end: int
-    initial: tuple[tuple[Place, bytes], ...]
-    states: tuple[int, ...]
-    states_in_arena: tuple[int, ...] = ()
-    reaches: Mapping[int, int] = field(default_factory=dict)
+    arena_bytes: int  # bytes of the largest delegate's feature maps (region 1) and of the state stored after them
+    tensors_bytes: int  # bytes of the CPU's tensors
+    codes_tensors_bytes: int  # bytes of the CPU's tensors if inputs and outputs are integer values
+    end: int  # end of the method's private memory in the CPU's buffer
+    initial: tuple[tuple[Place, bytes], ...]  # location and initial value of each buffer
+    states: tuple[int, ...]  # indices of tensors that persist between runs
+    states_in_arena: tuple[int, ...] = ()  # indices of states that remain in the arena
+    reaches: Mapping[int, int] = field(default_factory=dict)  # delegate number -> bytes of the arena that the delegate accesses
 
     @property
     def keeps_state(self) -> bool:

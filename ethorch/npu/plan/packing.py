@@ -38,30 +38,21 @@ class Box:
 
 @dataclass(eq=False)
 class Context:
-    """The state while a stream is packed.
+    """The state while a stream is packed."""
 
-    Attributes:
-        memory: Memory of the machine, or of another machine whose regions have the same sizes.
-        constants: Bytes that are constant at the current point of the stream.
-        carries: Whether operations that use chain buffers or kept accumulators are packed, instead of running in Python.
-        own_bytes: Size of the memory that belongs to the plan.
-        kept_alive: Arrays and structs to which pointers in structs refer.
-        filters: Packed filters, shared by stripes of a layer and time steps of a recurrent network.
-        stored_ranges: Feature maps whose values have a narrower range than their type, keyed by region and base address.
-        computed: Entry that the current operation adds to ``stored_ranges``, or None.
-    """
-
-    memory: Memory
-    constants: Constants
+    memory: Memory  # memory of the machine, or of another machine whose regions have the same sizes
+    constants: Constants  # bytes that are constant at the current point of the stream
     library: ctypes.CDLL
-    carries: bool = True
-    own_bytes: int = 0
+    carries: bool = True  # whether operations that use chain buffers or kept accumulators are packed, instead of running in Python
+    own_bytes: int = 0  # size of the memory that belongs to the plan
     chains: dict[int, Box] = field(default_factory=dict)
     accumulator: tuple[tuple[int, int, int], int] | None = None
-    kept_alive: list[object] = field(default_factory=list)
+    kept_alive: list[object] = field(default_factory=list)  # arrays and structs to which pointers in structs refer
+    # Packed filters, shared by stripes of a layer and time steps of a recurrent network.
     filters: dict[Hashable, object] = field(default_factory=dict)
+    # Feature maps whose values have a narrower range than their type, keyed by region and base address.
     stored_ranges: dict[tuple[int, int], tuple[FeatureMap, Range]] = field(default_factory=dict)
-    computed: tuple[FeatureMap, Range] | None = None
+    computed: tuple[FeatureMap, Range] | None = None  # entry that the current operation adds to ``stored_ranges``, or None
     modes: dict[Hashable, tuple[int, Range | None]] = field(default_factory=dict)
     _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
