@@ -11,6 +11,7 @@ from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.stream_tensors import StreamTensor, StreamTensors, accesses
 from ethorch.figures.subject import Part
 from ethorch.npu import Source
+from ethorch.npu.forms import Transfer
 from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.stream import Operation
 from ethorch.support.errors import MachineFault
@@ -40,7 +41,7 @@ class _Work:
             for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
                 memory = self.part.memory_of(region)
                 total[memory] = total.get(memory, 0) + prepared.dma_bytes
-        if prepared.computes or prepared.scattered is not None:
+        if prepared.computes or isinstance(prepared.form, Transfer):
             self.commands += 1
             self.offsets.append(op.offset)
             self.title = self.title or op.title.removeprefix("NPU_OP_")

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from ethorch.npu.arithmetic import Scaling, scaling
 from ethorch.npu.arrays import Ints
-from ethorch.npu.feature_map import FeatureMap
+from ethorch.npu.feature_map import STORAGE_TILE2X2, FeatureMap
 from ethorch.npu.filters import Streams
 from ethorch.npu.memory import Span
 from ethorch.npu.output import OutputStage
@@ -52,6 +54,23 @@ class Transfer:
     by_target: bool
     index: tuple[int, int, int]
     limit: int
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.by_source or self.by_target
+
+    @property
+    def source_rows(self) -> FeatureMap | None:
+        """The source as bytes [outer, inner, length], or None if indices select the ranges."""
+        return None if self.by_source else self._create_map("DMA0_SRC", *self.source)
+
+    @property
+    def target_rows(self) -> FeatureMap | None:
+        return None if self.by_target else self._create_map("DMA0_DST", *self.target)
+
+    def _create_map(self, name: str, region: int, base: int, inner: int, outer: int) -> FeatureMap:
+        shape, strides, tile = (self.outer, self.inner, self.length), (outer, inner, 1), (self.outer, self.outer, self.inner)
+        return FeatureMap(name, region, np.dtype(np.int8), *shape, (base,), strides, tile, False, 0, STORAGE_TILE2X2)
 
 
 @dataclass(eq=False)

@@ -87,7 +87,7 @@ class Unwritten:
     def check_reads(self, m: Memory, prepared: Prepared) -> None:
         """Raise MachineFault if the operation computes with unwritten bytes."""
         for access in prepared.reads:
-            if isinstance(access, Span) and not prepared.computes:
+            if not prepared.computes:
                 continue  # a DMA can move bytes that are never used
             for marks in self._of(m, access):
                 if not np.all(marks == _all_written(marks)):

@@ -262,7 +262,7 @@ def _operands(
     step: _Step, marks: Bytes, accesses: Sequence[Access], all_runs: Sequence[Run]
 ) -> list[tuple[tuple[Run, ...], set[int]]]:
     operands = []
-    if isinstance(step.prepared.form, Transfer):
+    if isinstance(step.prepared.form, Transfer) and step.prepared.form.is_indexed:
         return [((run,), _of_bytes(_bytes(marks, run))) for run in all_runs if run.region == SCRATCH]
     for access in accesses:
         if access.region == SCRATCH and not (isinstance(access, FeatureMap) and not access.in_memory):
@@ -274,7 +274,7 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    if isinstance(step.prepared.form, Transfer):
+    if isinstance(step.prepared.form, Transfer) and step.prepared.form.is_indexed:
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:
                 part = _bytes(marks, run)

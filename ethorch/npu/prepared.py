@@ -30,7 +30,7 @@ class Prepared:
         swept: Number of elements that all loop iterations of a run process.
         turns: Number of loop iterations of a run.
         computes: False for commands that only move bytes or order execution.
-        scattered: Source and target region of a DMA transfer of several byte ranges, or None.
+        scattered: Source and target region of a DMA transfer with indices, or None.
         form: The operation as data (see ``forms``), or None.
     """
 

@@ -37,17 +37,16 @@ def iterate_reads(prepared: Prepared) -> Iterator[Run]:
     """Iterate over the byte ranges that an operation can read."""
     yield from _runs(prepared.reads)
     form = prepared.form
-    if isinstance(form, Transfer):
+    if isinstance(form, Transfer) and form.is_indexed:
         yield _enclose("DMA0_SRC", form, form.source, form.by_source)
-        if form.by_source or form.by_target:
-            region, base, step = form.index
-            yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
+        region, base, step = form.index
+        yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
 
 
 def iterate_writes(prepared: Prepared) -> Iterator[Run]:
     """Iterate over the byte ranges that an operation can write."""
     yield from _runs(prepared.writes)
-    if isinstance(prepared.form, Transfer):
+    if isinstance(prepared.form, Transfer) and prepared.form.is_indexed:
         yield _enclose("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)
 
 
@@ -56,7 +55,8 @@ def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
         if isinstance(access, FeatureMap):
             if access.in_memory:
                 for tile, (low, high) in zip(access.tiles, access.extents(), strict=True):
-                    yield Run(f"{access.name}_BASE{tile.number}", access.region, tile.base, low, high)
+                    register = access.name if access.name in _TRANSFER_BASES else f"{access.name}_BASE{tile.number}"
+                    yield Run(register, access.region, tile.base, low, high)
         elif access.size_bytes:
             register = access.name if access.name in _TRANSFER_BASES else f"{access.name}_BASE"
             yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)

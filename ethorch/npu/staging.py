@@ -32,15 +32,13 @@ def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int
         for end in ("SRC", "DST"):
             if state[f"DMA0_{end}_REGION.internal"]:
                 continue
-            inner = [abs(state.get(key, 0)) for key in ("DMA0_SKIP0", f"DMA0_{end}_STRIDE0")]
-            outer = [abs(state.get(key, 0)) for key in ("DMA0_SKIP1", f"DMA0_{end}_STRIDE1")]
             size = state["DMA0_LEN"]
-            if mode >= 1:
-                size = max(state["DMA0_SIZE0"], 1) * (size + max(inner))
-            if mode >= 2:
-                size = max(state["DMA0_SIZE1"], 1) * (size + max(outer))
-            if state.get(f"DMA0_{end}_REGION.indexed"):
-                size += (state["DMA0_IDX_MAX"] + 1) * max(inner)
+            for loop in (0, 1):
+                step = abs(state.get(f"DMA0_{end}_STRIDE{loop}", size + abs(state.get(f"DMA0_SKIP{loop}", 0))))
+                last = max(state[f"DMA0_SIZE{loop}"], 1) - 1 if mode > loop else 0
+                if loop == 0 and state.get(f"DMA0_{end}_REGION.indexed"):
+                    last = state["DMA0_IDX_MAX"]
+                size += last * step
             if region in (None, state[f"DMA0_{end}_REGION.region"]):
                 yield state[f"DMA0_{end}_REGION.region"], state[f"DMA0_{end}"] + size
         if "DMA0_IDX" in state and region in (None, state["DMA0_IDX_REGION"]):

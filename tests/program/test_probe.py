@@ -12,7 +12,10 @@ from ethorch.targets.npus import TARGETS
 from ethorch.targets.settings import Settings
 
 #: Passes that change the network's stream on every NPU of a family, in the default memory mode.
-CHANGING = {"u55": {"attention", "copy_elision", "block_sizes"}, "u65": {"attention", "copy_elision", "block_sizes"}}
+CHANGING = {
+    "u55": {"attention", "copy_elision", "block_sizes"}, "u65": {"attention", "copy_elision", "block_sizes"},
+    "u85": {"copy_elision", "dma_copies", "block_sizes"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,7 @@ CHANGING = {"u55": {"attention", "copy_elision", "block_sizes"}, "u65": {"attent
 def test_each_stream_computes_the_same_bytes(target: str) -> None:
     probe = build_probe(Settings(target=target), runs=20)
     methods = probe.program.methods
-    assert set(methods) >= {"vela", "optimized"} | CHANGING.get(TARGETS[target].family, {"copy_elision", "block_sizes"})
+    assert set(methods) >= {"vela", "optimized"} | CHANGING[TARGETS[target].family]
     assert set(methods) <= {"vela", "optimized", *(name.replace("-", "_") for name in PASSES)}
     assert len(probe.calls) * probe.repeats >= 20 * len(methods)
     inputs = [sample for name, sample in probe.calls if name == "vela"]

@@ -13,7 +13,7 @@ from ethorch.targets.settings import Settings
 
 TARGET = "ethos-u55-128"
 HEAD = f"[00:01] model probe for {TARGET}\r\nbytes: arena 29120\r\n"
-STREAMS = ["vela", "attention", "copy_elision", "block_sizes", "optimized"]
+STREAMS = ["vela", "attention", "copy_elision", "dma_copies", "block_sizes", "optimized"]
 
 
 def log(**different: int | None) -> str:

@@ -8,7 +8,7 @@ from math import prod
 from ethorch.npu.cycles.compounds import Compound
 from ethorch.npu.cycles.compute import Computation
 from ethorch.npu.cycles.memories import CONSTANTS, MemoryRate, Regions
-from ethorch.npu.cycles.traffic import COPY, IFM, MAPS, WRITE, Traffic, copy_cycles, transfer_bytes
+from ethorch.npu.cycles.traffic import COPY, IFM, MAPS, WRITE, Traffic, copy_cycles, count_bus_bytes, transfer_bytes
 from ethorch.npu.cycles.work import Map
 from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir import Op
@@ -33,8 +33,10 @@ def rate_copy(op: Op, regions: Regions) -> Compound | None:
         return Compound(Computation(0, 0, 0), tuple(_gather_traffic(op.npu, form, regions[source], indices, regions[target])))
     if INTERNAL in (source, target) or source == CONSTANTS:
         return None
-    traffic = (Traffic(regions[source], COPY, MAPS, size), Traffic(regions[target], WRITE, MAPS, size))
-    return Compound(Computation(copy_cycles(op.npu, regions[source], regions[target], size), 0, 0), traffic)
+    rows = form.outer * form.inner if isinstance(form, Transfer) else 1
+    ends = (regions[source], COPY), (regions[target], WRITE)
+    traffic = tuple(Traffic(memory, channel, MAPS, count_bus_bytes(memory, size, rows)) for memory, channel in ends)
+    return Compound(Computation(copy_cycles(op.npu, regions[source], regions[target], size, rows), 0, 0), traffic)
 
 
 def _gather_traffic(npu: Npu, form: Transfer, source: MemoryRate, indices: MemoryRate, target: MemoryRate) -> Iterator[Traffic]:

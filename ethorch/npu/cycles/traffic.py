@@ -153,7 +153,17 @@ def access_cycles(npu: Npu, traffic: Iterable[Traffic]) -> dict[MemoryRate, int]
     return cycles
 
 
-def copy_cycles(npu: Npu, source: MemoryRate, target: MemoryRate, size_bytes: int) -> int:
+def copy_cycles(npu: Npu, source: MemoryRate, target: MemoryRate, size_bytes: int, rows: int = 1) -> int:
     """Return the cycles of a transfer (Vela's MemToMemCycles)."""
-    read = int(size_bytes / channel_rate(npu, source, COPY)) + source.read_latency
-    return max(read, int(size_bytes / channel_rate(npu, target, WRITE)) + target.write_latency)
+    read = int(count_bus_bytes(source, size_bytes, rows) / channel_rate(npu, source, COPY)) + source.read_latency
+    written = int(count_bus_bytes(target, size_bytes, rows) / channel_rate(npu, target, WRITE)) + target.write_latency
+    return max(read, written)
+
+
+def count_bus_bytes(memory: MemoryRate, size_bytes: int, rows: int) -> int:
+    """Return the bytes that a transfer of equal rows occupies on the bus.
+
+    Vela emits no transfers of several rows. Each row occupies whole bursts, as in ``transfer_bytes``.
+    """
+    burst = memory.burst_bytes
+    return size_bytes if rows == 1 else rows * ceil_div(size_bytes, rows * burst) * burst

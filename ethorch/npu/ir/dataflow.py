@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        Contiguous transfers, and kernels that only copy, move labels and have no digest.
+        Transfers without indices, and kernels that only copy, move labels and have no digest.
         """
         form = op.prepared.form
         if isinstance(form, Copy):
@@ -80,12 +80,13 @@ class LabelMemory:
             target.fill(_UNWRITTEN)
             target[: len(labels)] = labels  # the constants may end before the last bytes of a transfer
             return ()
+        if isinstance(form, Transfer) and not form.is_indexed:
+            assert form.source_rows is not None and form.target_rows is not None
+            self._write_labels(form.target_rows, self.read(form.source_rows))
+            return ()
         copy = find_kernel_copy(op)
         if copy is not None:
-            box = self.read(copy.source)
-            scaled = _scale(copy.target)
-            views = scaled.views(self.regions[copy.target.region].view(np.uint8))
-            write_rows(views, 0, box.view(scaled.dtype).transpose(copy.axes))
+            self._write_labels(copy.target, self.read(copy.source).transpose(copy.axes))
             return ()
         writer = op.key if op.key >= 0 else _FIRST_NEW - op.key
         digests = []
@@ -110,6 +111,10 @@ class LabelMemory:
                     ]
         return tuple(digests)
 
+    def _write_labels(self, fm: FeatureMap, labels: Array) -> None:
+        scaled = _scale(fm)
+        write_rows(scaled.views(self.regions[fm.region].view(np.uint8)), 0, labels.view(scaled.dtype))
+
     def digest(self, access: Access) -> str:
         if isinstance(access, Span):
             return self.digest_span(access.region, access.base, access.base + access.size_bytes)
@@ -129,9 +134,8 @@ class LabelMemory:
         if isinstance(access, Span):
             self.write_span(access.region, access.base, access.base + access.size_bytes, writer)
         elif access.in_memory:
-            scaled = _scale(access)
             labels = _label(writer, access.elements * access.dtype.itemsize)
-            write_rows(scaled.views(self.regions[access.region].view(np.uint8)), 0, labels.view(scaled.dtype).reshape(access.shape))
+            self._write_labels(access, labels.view(_scale(access).dtype).reshape(access.shape))
 
     def write_span(self, region: int, low: int, high: int, writer: int) -> None:
         self.regions[region][low:high] = _label(writer, high - low)

@@ -93,5 +93,8 @@ def copy_strided(op: Operation) -> Prepared:
         (index_region, index_base, 4 * inner + index_skip),
         limit,
     )
+    source_rows, target_rows = form.source_rows, form.target_rows
+    if source_rows is not None and target_rows is not None:
+        return Prepared(run, (source_rows,), (target_rows,), turns=inner * outer, dma_bytes=moved, computes=False, form=form)
     ends = source_region, target_region
     return Prepared(run, turns=inner * outer, dma_bytes=moved, computes=False, scattered=ends, form=form)

@@ -30,8 +30,9 @@ class Access:
 
     region: int
     runs: tuple[Run, ...]
-    fm: FeatureMap | None = None  # None for contiguous bytes
+    fm: FeatureMap | None = None  # None for contiguous bytes, and for transfers
     is_partial: bool = False  # a write may leave bytes of its ranges unchanged
+    rows: FeatureMap | None = None  # bytes of a strided transfer
 
     @property
     def low(self) -> int:
@@ -49,12 +50,13 @@ class Access:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The accessed bytes, without the gaps between them."""
-        if self.fm is None:
+        fm = self.fm or self.rows
+        if fm is None:
             return tuple(Block.of_span(run.low, run.high) for run in self.runs)
-        size, (sy, sx, sc) = self.fm.dtype.itemsize, self.fm.strides
-        full, rest = divmod(self.fm.depth, BRICK) if self.fm.bricks else (0, self.fm.depth)
+        size, (sy, sx, sc) = fm.dtype.itemsize, fm.strides
+        full, rest = divmod(fm.depth, BRICK) if fm.bricks else (0, fm.depth)
         blocks = []
-        for tile in self.fm.tiles:
+        for tile in fm.tiles:
             if full:
                 blocks.append(_merge_axes(tile.base, (tile.height, full, tile.width, BRICK * size), (sy, sc, sx, 1)))
             if rest:
@@ -151,7 +153,9 @@ def _list_all_writes(op: Op) -> list[Access]:
 
 def _list_accesses(prepared: Prepared, runs: Sequence[Run], *, writes: bool) -> list[Access]:
     if isinstance(prepared.form, Transfer):
-        return [Access(run.region, (run,), is_partial=writes) for run in runs]
+        rows = {"DMA0_SRC": prepared.form.source_rows, "DMA0_DST": prepared.form.target_rows}
+        is_partial = writes and prepared.form.by_target
+        return [Access(run.region, (run,), is_partial=is_partial, rows=rows.get(run.register)) for run in runs]
     accesses = []
     for access in prepared.writes if writes else prepared.reads:
         if isinstance(access, Span):

@@ -9,7 +9,16 @@ from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.dataflow import Dataflow
 from ethorch.npu.ir.encode import Encoded, encode_with_offsets
 from ethorch.npu.ir.image import Image
-from ethorch.npu.passes import allocation, attention, block_sizes, copy_elision, division, early_transfers, resident_weights
+from ethorch.npu.passes import (
+    allocation,
+    attention,
+    block_sizes,
+    copy_elision,
+    division,
+    dma_copies,
+    early_transfers,
+    resident_weights,
+)
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.effect import PassEffect
 from ethorch.npu.verify import Rejection, collect_forms, decode_instructions, trace_reference, verify_listing
@@ -27,7 +36,8 @@ class Pass:
 PIPELINE = (
     Pass("attention", attention.run),
     Pass("copy-elision", copy_elision.run, after=("attention",), keeps_dataflow=True, most_ops=4_000),
-    Pass("block-sizes", block_sizes.run, after=("copy-elision",), keeps_dataflow=True, most_ops=16_000),
+    Pass("dma-copies", dma_copies.run, after=("copy-elision",), keeps_dataflow=True, most_ops=4_000),
+    Pass("block-sizes", block_sizes.run, after=("dma-copies",), keeps_dataflow=True, most_ops=16_000),
     Pass("resident-weights", resident_weights.run, after=("block-sizes",), keeps_dataflow=True, most_ops=16_000),
     Pass("early-transfers", early_transfers.run, after=("resident-weights",), keeps_dataflow=True, most_ops=16_000),
     Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True, most_ops=16_000),

@@ -43,7 +43,11 @@ NEW_FORMS: dict[str, dict[str, str]] = {
         "layout: NPU_OP_ELEMENTWISE SHR, IFM NHWC": "division",
         "layout: NPU_OP_ELEMENTWISE ABS, OFM NHWC": "division",
     },
-    "u85": _MOVED_WEIGHTS,
+    "u85": {
+        **_MOVED_WEIGHTS,
+        "transfer: memory to memory, 2D": "dma-copies",
+        "transfer: memory to memory, 3D": "dma-copies",
+    },
 }
 
 _ARITHMETIC = ("OFM_PRECISION.scale_mode", "ACC_FORMAT.format")

@@ -173,7 +173,8 @@ class _Checker:
         if facts.prepared.scattered is not None or len(facts.prepared.reads) != 1:
             return
         (source,), (target,) = facts.prepared.reads, facts.prepared.writes
-        assert isinstance(source, Span) and isinstance(target, Span)
+        if not isinstance(source, Span) or not isinstance(target, Span):
+            return
         low, high = target.base, target.base + target.size_bytes
         contents, valid = self.memory.contents[target.region], self.memory.known[target.region]
         if source.region == CONSTANTS:
@@ -276,7 +277,7 @@ def count_weights(content: Bytes, is_fast: bool) -> int:
 def _accesses(facts: Facts, writes: bool) -> list[Access]:
     prepared = facts.prepared
     assert prepared is not None
-    if isinstance(prepared.form, Transfer):
+    if isinstance(prepared.form, Transfer) and prepared.form.is_indexed:
         runs = facts.writes if writes else facts.reads
         return [Span(run.register, run.region, run.low, run.high - run.low) for run in runs]
     return [access for access in (prepared.writes if writes else prepared.reads) if is_stored(access)]

@@ -110,9 +110,37 @@ class Steps(nn.Module):
         return last
 
 
+class Swapped(nn.Module):
+    """Rows in another order, and heads as outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 128)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x).transpose(0, 1), self.project(x).unflatten(-1, (4, 32)).transpose(1, 2)
+
+
+class Rotary(nn.Module):
+    """float[1, 16, 32] -> float[1, 2, 16, 16]: a rotary embedding of two heads, with adjacent pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, angles = nn.Linear(32, 32), torch.arange(16.0)[:, None, None] / torch.arange(1, 9)
+        self.register_buffer("cosines", angles.cos())
+        self.register_buffer("sines", angles.sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = self.project(x).reshape(1, 16, 2, 8, 2)
+        first, second = pairs.unbind(-1)
+        turned = (first * self.cosines - second * self.sines, first * self.sines + second * self.cosines)
+        return torch.stack(turned, -1).flatten(3).transpose(1, 2)
+
+
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "blocks": (Blocks, (1, 3, 12, 12)), "attention": (Attention, (1, 12, 16)), "classifier": (Classifier, (1, 8, 18, 18)),
     "steps": (Steps, (1, 8, 32)), "heads": (Heads, (1, 12, 16)), "joined": (Joined, (1, 3, 8, 8)),
+    "swapped": (Swapped, (3, 40, 32)), "rotary": (Rotary, (1, 16, 32)),
 }  # fmt: skip
 
 
