@@ -54,7 +54,7 @@ class Prepared:
     @cached_property
     def work(self) -> int:
         """The cost of one run in work units."""
-        touched = self.elements + sum(fm.elements for fm in self.maps) + self.dma_bytes
+        touched = self.dma_bytes or self.elements + sum(fm.elements for fm in self.maps)
         fixed = OPERATION_WORK if self.computes else COMMAND_WORK
         return fixed + self.macs + ELEMENT_WORK * touched + SWEEP_WORK * self.swept + TURN_WORK * self.turns
 

@@ -33,7 +33,7 @@ class Extent:
 def extents(program: Program) -> dict[int, Extent]:
     """Return the extent of each region for a stream without branches.
 
-    Strided and indexed DMAs are omitted. Raise MachineFault if an operation cannot be prepared.
+    Indexed DMAs are omitted. Raise MachineFault if an operation cannot be prepared.
     """
     extent_by_region: dict[int, Extent] = {}
     for step in program.steps():

@@ -185,8 +185,15 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
         return value
-    if value.dtype == "INT32" or (inner == 1 and outer > 1):  # a pool does not support INT32, and reduces only height and width
+    if value.dtype == "INT32":  # pools do not support INT32
         return _halve(b, value, axis, "MAXIMUM")
+    if inner == 1 and outer > 1:  # pools reduce only height and width
+        value = _halve(b, value, axis, "MAXIMUM", 2 * _BRICK - 1)
+        extent = value.shape[axis]
+        if extent <= _BRICK:
+            return _halve(b, value, axis, "MAXIMUM")
+        value = b.reorder(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
+        outer, inner = 1, outer
     height = extent if extent <= 256 else math.ceil(extent / 256)
     while extent > 256 and extent % height and height < 256:
         height += 1
@@ -209,13 +216,19 @@ def minimum_of(b: Builder, value: Value, axis: int) -> Value:
     return _halve(b, value, axis, "MINIMUM")
 
 
-def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
-    # Combines the two halves of an axis, which may overlap, until one element remains.
-    shape, folded, dtype = value.shape, around(value.shape, axis), value.dtype
-    is_innermost = folded[2] == 1
-    place = axis if is_innermost else 1
-    value = value if is_innermost else b.reshape(value, folded)
-    while (extent := value.shape[place]) > 1:
+def _halve(b: Builder, value: Value, axis: int, name: str, most: int = 1) -> Value:
+    # Combines the two halves of an axis, which may overlap, until at most ``most`` elements remain.
+    shape, dtype = value.shape, value.dtype
+    outer, extent, inner = around(shape, axis)
+    is_innermost = inner == 1
+    place = 1
+    if not is_innermost:
+        value = b.reshape(value, (outer, extent, inner))
+    elif value.rank <= 4 and axis == value.rank - 1:
+        place = axis
+    else:
+        value = b.reshape(value, (outer, extent))
+    while (extent := value.shape[place]) > most:
         start = extent // 2
         if is_innermost and start > _BRICK:
             start -= start % _BRICK  # other offsets require NHWC
@@ -223,7 +236,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
         value = b.emit(name, *halves)
         if dtype != "INT32":
             value = b.rescale(value, 1.0, dtype=dtype)
-    return b.reshape(value, [1 if k == axis else e for k, e in enumerate(shape)])
+    return b.reshape(value, [extent if k == axis else e for k, e in enumerate(shape)])
 
 
 def steps_per_code(codes: int, count: int) -> float:

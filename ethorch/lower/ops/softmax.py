@@ -24,8 +24,8 @@ from ethorch.tosa.ir import Value
 _LOWEST_EXPONENT = 12.0
 #: Shortest span in input steps. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0
-#: Integer value that represents 1.
-_ONE = 32767.0
+#: Maximum integer value that represents 1.
+_MOST_ONE = 32767
 #: Factor of int16 reciprocals, so that rounded ones times an exponential are below 2**31.
 _REDUCTION = 0.999
 #: Maximum ratio of sums whose reciprocals are in one table. The error is up to 1/80 step for int8, and 1/4 step for int16.
@@ -44,8 +44,9 @@ _SAMPLES = [
 class _Exponentials:
     """The exponentials exp(x - max) over a dim, and their sums."""
 
-    codes: Value  # INT16 values from 0 to _ONE
-    sums: Value  # exact INT32 sums of ``codes``
+    codes: Value  # INT16 values from 0 to ``one``
+    one: float  # integer value that represents 1.0 in ``codes`` and ``sums``
+    sums: Value  # exact INT32 sums
     maxima: QTensor
 
 
@@ -54,7 +55,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     # - int16: uses interpolated tables.
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
-    step = x.qparams.step
+    step, one = x.qparams.step, min(_MOST_ONE, (2**31 - 1) // value.shape[axis])
     below = b.emit("SUB", *(b.rescale(part, 1.0, dtype="INT32") for part in (value, top)))
     if value.dtype == "INT16":
         span = min(65535.0, _LOWEST_EXPONENT / step)
@@ -63,12 +64,12 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
             below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
             last = piece_before(0.0, 1.0)  # 0 must be an entry, because exp between entries is not linear
             bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
-        codes = tabulate(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / _ONE, dtype="INT16")
+        codes = tabulate(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / one, dtype="INT16")
     else:
-        entries = np.rint(_ONE * np.exp(step * np.minimum(np.arange(-256, 257), 0)))
+        entries = np.rint(one * np.exp(step * np.minimum(np.arange(-256, 257), 0)))
         looked_up = b.interpolate(b.rescale(below, 128.0, dtype="INT16"), entries.astype(np.int16))
         codes = b.rescale(looked_up, 1 / 128, dtype="INT16")
-    return _Exponentials(codes, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
+    return _Exponentials(codes, one, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
 
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
@@ -86,11 +87,11 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
     # Returns the reciprocals of sums from ``least`` to ``most``, and their unit. For a smaller sum, the result is too small.
     # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
-    lowest, highest = _ONE * least, _ONE * most
+    lowest, highest = e.one * least, e.one * most
     if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
         unit, bounds = 1 / least / (32767 if int8 else 65535), [lowest, max(highest, 2 * lowest)]
         dtype = "INT16" if int8 else "INT32"
-        return tabulate(b, e.sums, lambda v: _ONE / v, bounds, unit, dtype=dtype), unit
+        return tabulate(b, e.sums, lambda v: e.one / v, bounds, unit, dtype=dtype), unit
     mantissas = Mantissas.of(b, e.sums, 2)
     if least > 1:
         bound = b.const(np.full((1,) * e.sums.rank, exponent_of(lowest, 2), np.int32), name="bound")
@@ -100,10 +101,10 @@ def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8
         bits = math.ceil(44 - math.log2(lowest))
         root = b.rescale(mantissas.look_up(b, _halved_reciprocal), 2.0**14, dtype="INT32")
         reciprocal = b.rescale(mantissas.multiply(b, root, bits), 1.0, dtype="INT16")
-        return reciprocal, _ONE * 2.0 ** (bits - 44) / 32767
+        return reciprocal, e.one * 2.0 ** (bits - 44) / 32767
     bits = math.ceil(44 - math.log2(lowest) - 1e-4)
     root = mantissas.look_up_precisely(b, lambda m: _REDUCTION * _halved_reciprocal(m), 30)
-    return mantissas.multiply(b, root, bits), _ONE * 2.0 ** (bits - 60) / _REDUCTION
+    return mantissas.multiply(b, root, bits), e.one * 2.0 ** (bits - 60) / _REDUCTION
 
 
 def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -133,7 +134,7 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count, 2.0**12)
     reciprocal, unit = _reciprocal(b, e, least, count, int8=int8)
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
-    return QTensor(b.requantize(acc, unit / _ONE, q), dims, q)
+    return QTensor(b.requantize(acc, unit / e.one, q), dims, q)
 
 
 def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
@@ -166,12 +167,12 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     bits = math.floor(28 - math.log2(max(codes * step, math.log(count))))
     fraction = 2.0**-bits
     if count <= (_RATIO_OF_LOG_INT16 if codes == 65536 else _RATIO_OF_LOG_INT8):
-        bounds = [_ONE, count * _ONE]
-        log = tabulate(b, e.sums, lambda v: np.log(v / _ONE), bounds, fraction, from_middle=codes == 65536)
+        bounds = [e.one, count * e.one]
+        log = tabulate(b, e.sums, lambda v: np.log(v / e.one), bounds, fraction, from_middle=codes == 65536)
         return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
     # log(sum / one) = log(m / 2**31) + (31 - h) * log(2) - log(one), where h is at most 16
     mantissas = Mantissas.of(b, e.sums, 2)
-    offset = 15 * math.log(2) - math.log(_ONE)
+    offset = 15 * math.log(2) - math.log(e.one)
     log = mantissas.look_up_precisely(b, lambda m: np.log(m) + offset, bits)
     doublings = b.emit("SUB", b.const(np.full((1,) * log.rank, 16, np.int32)), mantissas.exponent)
     step_of_log = b.const(np.full((1,) * log.rank, round(math.log(2) / fraction), np.int32))

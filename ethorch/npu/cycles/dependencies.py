@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ethorch.npu.forms import Copy
 from ethorch.npu.ir import Op
 from ethorch.npu.runs import Run
 
@@ -26,7 +27,7 @@ class Dependencies:
             ]
             overlaps.sort(key=lambda link: link[:4])
             self.links.append([(read, writer) for writer, _, _, _, read in overlaps])
-            is_whole = op.is_dma and op.prepared.scattered is None
+            is_whole = op.is_dma and isinstance(op.prepared.form, Copy)
             for number, new in enumerate(op.writes):
                 written.setdefault(new.region, _Ranges()).write(new.low, new.high, (position, number), is_whole=is_whole)
 

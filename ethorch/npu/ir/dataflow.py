@@ -6,7 +6,7 @@ Each byte has a label: the operation that wrote it and its position in that oper
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,13 +102,8 @@ class LabelMemory:
             if form.by_target:  # indices select the bytes that change
                 digests.append(self.digest_span(run.region, run.low, run.high))
                 self.write_span(run.region, run.low, run.high, writer)
-            else:
-                labels = _label(writer, run.high - run.low)
-                target = self.regions[run.region][run.low : run.high]
-                for start in _list_starts(form):
-                    target[start - run.low : start - run.low + form.length] = labels[
-                        start - run.low : start - run.low + form.length
-                    ]
+            elif form.target_rows is not None:
+                self.write(form.target_rows, writer)
         return tuple(digests)
 
     def _write_labels(self, fm: FeatureMap, labels: Array) -> None:
@@ -143,11 +138,6 @@ class LabelMemory:
 
 def _digest(labels: npt.NDArray[np.generic]) -> str:
     return hashlib.sha1(labels.view(np.uint8).data, usedforsecurity=False).hexdigest()
-
-
-def _list_starts(form: Transfer) -> Iterator[int]:
-    _, base, inner, outer = form.target
-    return (base + i * inner + j * outer for j in range(form.outer) for i in range(form.inner))
 
 
 def _label(writer: int, size_bytes: int) -> Labels:

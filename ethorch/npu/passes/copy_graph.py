@@ -112,7 +112,7 @@ class CopyGraph:
             if position not in self._tables:
                 self._tables[position] = AddressTable(copy.target, copy.find_sources())
             found = self._tables[position].find(addresses)
-            if found is None or self._find_overwriting(position) < stop:
+            if found is None or (position < stop - 1 and self._find_overwriting(position) < stop):
                 return
             addresses = found
             yield position, copy.source, addresses

@@ -36,7 +36,7 @@ class Pass:
 PIPELINE = (
     Pass("attention", attention.run),
     Pass("copy-elision", copy_elision.run, after=("attention",), keeps_dataflow=True, most_ops=4_000),
-    Pass("dma-copies", dma_copies.run, after=("copy-elision",), keeps_dataflow=True, most_ops=4_000),
+    Pass("dma-copies", dma_copies.run, after=("copy-elision",), keeps_dataflow=True, most_ops=2_000),
     Pass("block-sizes", block_sizes.run, after=("dma-copies",), keeps_dataflow=True, most_ops=16_000),
     Pass("resident-weights", resident_weights.run, after=("block-sizes",), keeps_dataflow=True, most_ops=16_000),
     Pass("early-transfers", early_transfers.run, after=("resident-weights",), keeps_dataflow=True, most_ops=16_000),

@@ -45,7 +45,7 @@ class Weights:
 
     def transfer_part(self, stream: Stream, region: int, address: int, offset: int, size_bytes: int, key: int) -> Op:
         registers = dict.fromkeys(used_registers(stream.npu.family, DMA, 0, 0), 0)
-        example = next((op for op in stream.ops if op.is_dma), None)
+        example = next((op for op in stream.ops if op.is_dma and op.reads[0].region == CONSTANTS), None)
         if example is not None:
             registers |= {name: raw for name, raw in example.registers.items() if name.startswith("DMA0_SIZE")}
         registers |= {"DMA0_SRC_REGION": CONSTANTS, "DMA0_DST_REGION": region, "DMA0_LEN": size_bytes}

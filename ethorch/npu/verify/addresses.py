@@ -64,6 +64,11 @@ def _check_transfer(facts: Facts, index: int) -> Iterator[Rejection]:
             yield reject(facts, index, "alignment", register, values[register], f"multiples of {STREAM_BYTES}")
     if not values["DMA0_LEN"]:
         yield reject(facts, index, "length", "DMA0_LEN", 0, "at least 1")
+    for read in facts.reads:
+        for written in facts.writes:
+            overlaps = read.region == written.region and read.low < written.high and written.low < read.high
+            if overlaps and read.base != written.base:
+                yield reject(facts, index, "overlap", "DMA0_DST", written.base, f"addresses outside the source at {read.base}")
 
 
 def _check_streams(facts: Facts, index: int, streams: Streams) -> Iterator[Rejection]:

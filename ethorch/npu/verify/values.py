@@ -93,7 +93,7 @@ class _Checker:
             if access.region == CONSTANTS:
                 continue
             for view in view_bytes(access, self.memory.writers[access.region]):
-                if is_transfer and isinstance(access, Span):
+                if is_transfer:
                     source_labels = view.copy()
                 values = _count(view)
                 sources.update(label for label, _ in values)
@@ -174,6 +174,8 @@ class _Checker:
             return
         (source,), (target,) = facts.prepared.reads, facts.prepared.writes
         if not isinstance(source, Span) or not isinstance(target, Span):
+            (view,) = view_bytes(target, self.memory.writers[target.region])
+            view[labels == _UNWRITTEN] = _UNWRITTEN
             return
         low, high = target.base, target.base + target.size_bytes
         contents, valid = self.memory.contents[target.region], self.memory.known[target.region]
@@ -297,6 +299,8 @@ def _count(labels: Array) -> list[tuple[int, int]]:
 
 def _written_map(facts: Facts) -> FeatureMap | None:
     assert facts.prepared is not None
+    if facts.is_dma:
+        return None
     maps = [access for access in facts.prepared.writes if isinstance(access, FeatureMap)]
     return maps[0] if len(maps) == 1 else None
 

@@ -12,6 +12,7 @@ import pytest
 from ethorch import npu
 from ethorch.npu.arrays import Ints
 from ethorch.npu.cycles import estimate
+from ethorch.npu.cycles.dependencies import Dependencies
 from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir import Op, Stream, decode
 from ethorch.npu.ir.encode import encode
@@ -156,6 +157,27 @@ def test_readers_of_a_source_that_is_overwritten_compute_the_same() -> None:
             assert run(list_instructions(after), after.image, 0) == run(list_instructions(changed), changed.image, 0)
             count += 1
     assert count
+
+
+def test_a_transfer_onto_its_source_is_rejected() -> None:
+    _, result = replace_copies("swapped", "ethos-u85-256")
+    stream = result.stream
+    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer))
+    ops = list(stream.ops)
+    ops[position] = op.copy(DMA0_DST_REGION=op.registers["DMA0_SRC_REGION"] & 7, DMA0_DST=op.registers["DMA0_SRC"] + 16)
+    rejections = verify_listing(list_instructions(replace(stream, ops=ops)), stream.image)
+    assert any(rejection.rule == "overlap" and rejection.register == "DMA0_DST" for rejection in rejections)
+
+
+def test_a_read_depends_on_each_transfer_between_whose_rows_it_reads() -> None:
+    """Two transfers write the even and the odd bytes of a map."""
+    _, result = replace_copies("rotary", "ethos-u85-256")
+    ops = [op for op in result.stream.ops if isinstance(op.prepared.form, Transfer)]
+    reader = ops[-1].copy(DMA0_SRC=ops[-1].writes[0].low, DMA0_DST=1 << 20)
+    links = Dependencies([*ops, replace(reader, key=-1000)]).links[-1]
+    low, high = ops[-1].writes[0].low, ops[-1].writes[0].high
+    writers = {n for n, op in enumerate(ops) if op.writes[0].low < high and low < op.writes[0].high}
+    assert {writer for _, writer in links} == writers and len(writers) > 1
 
 
 def test_staging_memory_ends_where_transfers_end() -> None:
