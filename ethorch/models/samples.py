@@ -307,8 +307,9 @@ class Expected:
         return EthorchError(f"input {index} of {name}: expected {expected} like the example input, got {actual}. {remedy}")
 
     def _order_keywords(self, inputs: Any) -> Any:
-        if self.keywords and isinstance(inputs, Mapping) and all(name in inputs for name in self.keywords):
-            return tuple(inputs[name] for name in self.keywords)
+        arguments, last = (inputs[:-1], inputs[-1]) if isinstance(inputs, (tuple, list)) and inputs else ((), inputs)
+        if self.keywords and isinstance(last, Mapping) and all(name in last for name in self.keywords):
+            return (*arguments, *(last[name] for name in self.keywords))
         return inputs
 
     def _nest(self, tensors: list[Tensor]) -> Inputs:

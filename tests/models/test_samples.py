@@ -48,6 +48,12 @@ def test_two_inputs_are_not_an_input_and_a_label() -> None:
     assert torch.equal(found.inputs[0], pair[0])
 
 
+def test_keywords_after_arguments_are_in_the_order_of_forward() -> None:
+    x, first, second = torch.rand(1, 4), torch.zeros(1, 2), torch.ones(1, 2)
+    (found,) = taken([((x,), {"second": second, "first": first})], (x, first, first), keywords=["first", "second"])
+    assert all(map(torch.equal, found.inputs, (x, first, second)))
+
+
 def test_data_sets_end() -> None:
     class Squares(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

@@ -154,20 +154,25 @@ def median_all(s: AtenBuilder, x: Node) -> Any:
     return s.results(aten.median.dim, flat, 0)[0]
 
 
-#: For each interpolation, the weight of the upper neighbor as a function of the fraction of the rank.
+#: For each interpolation, the weight of the upper neighbor as a function of the rank.
 _SHARES: dict[str, Callable[[float], float]] = {
-    "linear": lambda fraction: fraction,
-    "lower": lambda fraction: 0.0,
-    "higher": lambda fraction: float(fraction > 0),
-    "nearest": lambda fraction: float(fraction > 0.5),
-    "midpoint": lambda fraction: 0.5 * (fraction > 0),
+    "linear": lambda rank: rank % 1,
+    "lower": lambda rank: 0.0,
+    "higher": lambda rank: float(rank % 1 > 0),
+    "nearest": lambda rank: float(round(rank) > rank),
+    "midpoint": lambda rank: 0.5 * (rank % 1 > 0),
 }
 
 
 @composite(
     "aten.quantile.scalar",
     "aten.nanquantile.scalar",
-    samples=[Sample(I8(3, 9), 0.3, 1), Sample(I8(5, 4), 0.75, 0, True, interpolation="midpoint"), Sample(I8(2, 5), 0.5)],
+    samples=[
+        Sample(I8(3, 9), 0.3, 1),
+        Sample(I8(5, 4), 0.75, 0, True, interpolation="midpoint"),
+        Sample(I8(2, 5), 0.5),
+        Sample(I8(3, 4), 0.5, 1, interpolation="nearest"),
+    ],
     bound16=2,
 )
 def quantile(
@@ -179,7 +184,7 @@ def quantile(
     if dim is None:
         x, dim = s(aten.reshape.default, x, [math.prod(shape)]), 0
     rank = q * (shape_of(x)[dim] - 1)
-    low, share = math.floor(rank), _SHARES[interpolation](rank - math.floor(rank))
+    low, share = math.floor(rank), _SHARES[interpolation](rank)
     values = s.results(aten.sort.default, x, dim)[0]
     quantiles = s(aten.select.int, values, dim, low + int(share == 1))
     if 0 < share < 1:
