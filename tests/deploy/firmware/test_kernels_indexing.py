@@ -31,6 +31,7 @@ def _taken(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
         x[:, j, 1:3],
         x[-1 - j],
         x.index_select(1, j[0]),
+        x[0, 0, 0].index_select(0, j[:1] * 0),
     )
 
 
@@ -48,6 +49,7 @@ def _put(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
         x.index_put((columns, columns), x[0, :3]),
         x.slice_scatter(x[:, 1:3], 1, 2, 4),
         torch.select_scatter(x, x[:, 0], 1, 2),
+        x[0, 0, 0].scatter(0, j[0] * 0, x[1, 1, 1]),
     )
 
 
@@ -58,6 +60,7 @@ def _added(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
         x.index_put((j[:1], j[1:2]), x[0, :1], accumulate=True),
         x.roll(2, 1),
         x.roll((1, -2), (0, 2)),
+        x[0, 0, 0].scatter_add(0, j[0] * 0, x[1, 1, 1]),
     )
 
 

@@ -68,6 +68,9 @@ def _along(index: View, rank: int, axis: int) -> View:
 
 @kernel("aten::index_select.out")
 def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
+    if not x.rank:
+        w.copy(out, x)
+        return
     axis = x.axis(dim)
     places = _still(x, axis, out.shape[axis])
     step = x.strides[axis] * x.item_bytes
@@ -95,6 +98,8 @@ def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -
 
 def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: View, out: View) -> None:
     w.copy(out, x)
+    if not x.rank:
+        x, index, out = (view.insert_axis(0) for view in (x, index, out))
     axis = x.axis(dim)
     places = replace(_still(out, axis, index.shape[axis]), shape=index.shape)
     part = values.expand(index.shape) if not values.rank else replace(values, shape=index.shape)
