@@ -25,7 +25,7 @@ MOST_DELEGATES = 8  # maximum number of delegates, because the CPU operators run
 LEAST_WORK = 1 << 26  # minimum work units (about 0.5 ms) for which running CPU operators again saves time
 MOST_INPUTS = 256  # maximum number of samples in a batch
 BATCH_BYTES = 1 << 26  # maximum bytes of recorded delegate inputs and outputs in a batch
-_RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
+_RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "native_dropout", "normal")
 
 
 def keeps_state(description: Method) -> bool:

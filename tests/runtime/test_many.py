@@ -72,7 +72,13 @@ def test_a_fault_names_the_sample(incumbent, batched):
 def test_what_keeps_state(incumbent):
     description = pte.read((incumbent / "cnn.pte").read_bytes()).methods["forward"]
     assert not many.keeps_state(description)
-    for operator in ("aten::index_put_", "aten::copy_.default", "aten::rand.out", "aten::bernoulli.p_out"):
+    for operator in (
+        "aten::index_put_",
+        "aten::copy_.default",
+        "aten::rand.out",
+        "aten::bernoulli.p_out",
+        "aten::native_dropout.out",
+    ):
         assert many.keeps_state(replace(description, operators=(*description.operators, operator)))
     tensor = next(value for value in description.values if value.kind == "tensor" and value.planned)
     assert many.keeps_state(replace(description, values=(*description.values, replace(tensor, data=1))))

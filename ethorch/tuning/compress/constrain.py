@@ -80,12 +80,6 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     # parameters of submodules, and ``attention#2`` is the second.
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")
-    if path in modules and isinstance(modules[path], nn.RNNBase):
-        raise QuantizationError(
-            "compress.recurrent_in_training",
-            f"{name}: PyTorch's {type(modules[path]).__name__} stores its weights in lists, which parametrizations do not support. "
-            "Train the layer without a recipe, and pass the recipe to ethorch.tuning.compress.apply afterwards.",
-        )
     if path in modules and not number and isinstance(weight := getattr(modules[path], "weight", None), Tensor) and weight.dim() > 1:
         return modules[path], "weight"
     if path in modules:
@@ -94,6 +88,12 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         path = f"{path}.{mine[position]}" if 0 <= position < len(mine) else path
     module, _, parameter = path.rpartition(".")
     if module in modules and parameter in modules[module]._parameters:
+        if isinstance(modules[module], nn.RNNBase):
+            raise QuantizationError(
+                "compress.recurrent_in_training",
+                f"{name}: PyTorch's {type(modules[module]).__name__} stores its weights in lists, which parametrizations do not "
+                "support. Train the layer without a recipe, and pass the recipe to ethorch.tuning.compress.apply afterwards.",
+            )
         return modules[module], parameter
     weights = {key.removesuffix(".weight") for key, value in model.named_parameters() if value.dim() > 1}
     raise unknown_name("weight", name, weights)

@@ -154,6 +154,7 @@ def test_numbers_beyond_are_refused(name: str) -> None:
         compress.constrain(kinds(), {name: "8-values"})
 
 
-def test_recurrent_layers_are_refused() -> None:
+@pytest.mark.parametrize("name", ["0", "0#2", "0.weight_hh_l0"])
+def test_recurrent_layers_are_refused(name: str) -> None:
     with pytest.raises(EthorchError, match=r"compress\.recurrent_in_training"):
-        compress.constrain(nn.Sequential(nn.LSTM(4, 4)), {"0#2": "8-values"})
+        compress.constrain(nn.Sequential(nn.LSTM(4, 4)), {name: "8-values"})
