@@ -167,9 +167,11 @@ class Finder:
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
+            if len(find_users(node)) != 1:
+                return None
             if name in ("aten.add.Tensor", "aten.add.Scalar") and isinstance(node.args[1], (int, float)) and not node.kwargs:
                 added += float(node.args[1])
-            elif name not in _MOVES or len(find_users(node)) != 1:
+            elif name not in _MOVES:
                 return None
             node = node.args[0]
         parameter = self.parameter(node)

@@ -103,6 +103,26 @@ def test_what_something_else_uses_stays_as_it_is() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+class AddedElsewhere(nn.Module):
+    """A factor with an added constant, which a second product reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.layer = nn.Parameter(torch.rand(16)), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        factor = self.factor + 1
+        return self.layer(x * factor), (x * x) * factor
+
+
+def test_a_sum_that_something_else_uses_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, samples = AddedElsewhere().eval(), [(torch.randn(1, 4, 16) * torch.linspace(0.1, 50, 16),) for _ in range(4)]
+    before = [output.clone() for output in model(*samples[0])]
+    assert ethorch.tuning.smooth(model, samples) == ()
+    assert all(map(torch.equal, before, model(*samples[0])))
+
+
 class Read(nn.Module):
     """One of two models with the same norm and layer."""
 
