@@ -45,7 +45,7 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the operators of an edge operator's decomposition, in a separate graph, or [] if it is not decomposed."""
+    """Decompose an edge operator in a separate graph. Return the resulting operators, or [] if it is not decomposed."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []

@@ -15,9 +15,9 @@ from ethorch.tosa.limits import Limits
 
 
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
-    """Return the gathers and scatters that read a dequantized tensor and may stay on the CPU.
+    """Return the gathers and scatters that read a dequantized tensor and might stay on the CPU.
 
-    Scatters such as index_put and index_copy are included only if the result has the quantization parameters of the tensor.
+    Scatters such as index_put and index_copy are included only if the result has the tensor's quantization parameters.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 

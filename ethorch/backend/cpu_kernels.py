@@ -27,7 +27,7 @@ _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Return the reason why ExecuTorch's desktop or portable library has no kernel that supports a node, or None."""
+    """Return None if ExecuTorch's desktop and portable libraries both have a kernel that supports a node, or else the reason."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:

@@ -88,7 +88,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that ExecuTorch must not decompose because they run on the NPU, and a node filter or None.
 
-        The filter accepts only the NPU nodes. It is None unless some nodes with these operators run on the CPU. With a filter,
+        The filter accepts only the NPU nodes. It is None if all nodes with these operators run on the NPU. With a filter,
         ExecuTorch decomposes the program twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this method several times for one program
@@ -106,7 +106,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Group the supported nodes into the fewest partitions, tag them, and add the refused operators to ``report``."""
+        """Group the supported nodes into as few partitions as possible, tag them, and add the refused operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)

@@ -36,7 +36,7 @@ def is_attached(program: ExportedProgram) -> bool:
 
 
 def find_spec(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
-    """Return the spec stored in the nodes, or else the spec from ``compile_specs``. Raise SpecError if it is invalid."""
+    """Return the spec stored in the nodes, or else the spec from ``compile_specs``. Raise SpecError if the latter is invalid."""
     for node in program.graph.nodes:
         spec = node.meta.get(_KEY)
         if isinstance(spec, kind):

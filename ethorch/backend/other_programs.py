@@ -87,7 +87,7 @@ def lower_for_cortex_m(
 
     Args:
         cpu: CPU name, e.g. ``cortex-m55``.
-        samples: Calibration inputs, unused unless ``quantize`` is True.
+        samples: Calibration inputs, used only if ``quantize`` is True.
         explicit_layout: Whether to permute tensors instead of changing their memory format.
     """
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config

@@ -103,7 +103,7 @@ class _FoundBackends:  # replaces BackendDetails and hides backends with the nam
 
 
 def install() -> None:
-    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` has backends with the same names.
+    """Make ExecuTorch find ethorch's backends even though ``executorch.backends.arm`` has backends with the same names.
 
     Repeated calls have no effect.
     """

@@ -63,7 +63,7 @@ def products(module: GraphModule) -> list[Node]:
 
 
 def move_products_to_cpu(module: GraphModule) -> GraphModule:
-    """Return a copy of the graph in which the CPU operator ``ethorch.quantized_batch_matmul`` replaces each of the ``products``.
+    """Return a copy of the graph in which the CPU operator ``ethorch.quantized_batch_matmul`` replaces each node from ``products``.
 
     Because of rounding, results may differ by 1 from those of the NPU. Raise EthorchError if the graph has no such product.
     """
@@ -95,7 +95,7 @@ def _define() -> torch.library.Library:
 
 
 def rename_kernels(program: bytes) -> bytes:
-    """Replace the name of the operator from ``move_products_to_cpu`` in a ``.pte`` with the name of ExecuTorch's kernel."""
+    """Replace ``ethorch::quantized_batch_matmul`` in a ``.pte`` with ExecuTorch's kernel ``cortex_m::quantized_batch_matmul``."""
     if _OPERATOR.encode() not in program:
         return program
     parsed = pte.read(program)

@@ -1,4 +1,4 @@
-"""Move operators that Vela or the lowering of a delegate rejected to the CPU, and lower the program again.
+"""Move operators to the CPU if Vela or the lowering of a delegate rejects them, and lower the program again.
 
 ExecuTorch partitions before it compiles, so ``preprocess`` cannot return operators to the CPU.
 """

@@ -30,7 +30,7 @@ def constant_nodes(program: ExportedProgram | Converted, among: Container[Node])
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Return True if a CPU node requantizes a value and can be moved into the delegate that reads it."""
+    """Return True if ``node`` is an untagged requantization that can be moved into the delegate that reads its result."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
@@ -57,7 +57,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes. Nodes that only assertions read are omitted, unless one of their inputs is returned."""
+    """Return the tagged nodes. Omit nodes that only assertions read, unless they read another returned node."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
@@ -82,7 +82,7 @@ def group_nodes(
 
     Args:
         inner: Casts whose results a delegate cannot return. A cast belongs to the partition of its readers.
-        later: Operators that begin a group, with the number added to their level.
+        later: Number added to the level of each operator that begins a group.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -101,7 +101,7 @@ def group_nodes(
 
 
 def skip_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
-    """Return the first node, from ``node`` backward, that is neither a dequantize node nor in ``inner``."""
+    """Return ``node`` or its nearest predecessor that is neither a dequantize node nor in ``inner``."""
     while op_name(node.target) in DEQUANTIZE or node in inner:
         node = node.all_input_nodes[0]
     return node

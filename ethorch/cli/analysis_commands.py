@@ -41,7 +41,7 @@ def evaluate(
     batch: Annotated[int, option(help="Number of samples in one batch [32].", min=1)] = 32,
     jobs: Annotated[int | None, option(help="Number of worker processes [threads instead of processes].", min=1)] = None,
 ) -> Answer:
-    """Measure accuracy on a data set for the simulated NPU and, if available, for the float and quantized models."""
+    """Measure the accuracy of the simulated NPU and, if available, the float and quantized models on a data set."""
     from ethorch.targets.settings import Settings
 
     flags = {"mean": options.numbers_of("--mean", mean), "std": options.numbers_of("--std", std), "max_samples": max_samples}
@@ -104,7 +104,7 @@ def _explain_memory(program: Program) -> Answer:
 def compare(
     program: options.Source, choices: options.Choices, inputs: options.Inputs = None, method: options.Method = None
 ) -> Answer:
-    """Compare the float model, the quantized model and the NPU for each operator. Exit status 3: the NPU is not bit-exact."""
+    """Compare the float model, the quantized model and the NPU, operator by operator. Exit status 3: the NPU is not bit-exact."""
     subject = sources.program_of(program, choices, method)
     comparison = subject.compare(*_inputs(subject, inputs))
     return Answer(comparison.to_json(), comparison.to_text, Status.DONE if comparison.bit_exact else Status.NO)

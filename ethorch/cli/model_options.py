@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Load the named model or methods. If ``weights`` is set, load this state dict into the model.
+    """Load the named model or methods. If ``weights`` is set, load this file's state dict.
 
     Raises:
-        SpecError: ``weights`` is set and the reference has several methods.
+        SpecError: ``weights`` is set, but ``reference`` names several methods.
         EthorchError: The weights do not match the model.
     """
     from ethorch.models.load import UserMethods, load_model
@@ -84,7 +84,7 @@ def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
 def inputs_from(
     paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
 ) -> tuple[Any, ...]:
-    """Read the inputs of one inference from one file with all inputs, or from one file for each input.
+    """Read the inputs of one inference from one file with all inputs, or from one file per input.
 
     Args:
         open_dims: For each example input, the axes whose sizes may differ from the example. Default: no axes.

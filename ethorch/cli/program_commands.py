@@ -113,7 +113,7 @@ def generate(
         ),
     ] = "",
 ) -> Answer:
-    """Generate text with a compiled language model, which has a method decode and optionally a method prefill."""
+    """Generate text with a compiled language model, which has a decode method and an optional prefill method."""
     from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)

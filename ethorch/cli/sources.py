@@ -57,7 +57,7 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
 
 
 def read_one_model(name: str, settings: Settings) -> UserModel:
-    """Return the named model, for a command that accepts one method.
+    """Return the named model, for a command that accepts only one method.
 
     Raises:
         SpecError: The model has several methods, or the settings have several shapes.

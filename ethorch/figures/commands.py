@@ -17,7 +17,7 @@ class CommandMap:
     """The commands that start the operations of one delegate, and the layer of each command.
 
     Attributes:
-        stream_bytes: Size of all commands, which is the value of register QSIZE.
+        stream_bytes: Size of all commands (register QSIZE).
         offsets: Byte offset of each command from the first command, in ascending order.
         layers: Index of each command's layer.
     """
@@ -30,7 +30,7 @@ class CommandMap:
     def at(self, position: int) -> int:
         """Return the index of the layer that runs while register QREAD is ``position``.
 
-        This is the layer of the last command that was read completely, or the first layer if no command was.
+        This is the layer of the last completely read command. Before that, it is the first layer.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 

@@ -106,10 +106,10 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
 
 
 def macs_of(kernel: str, inputs: list[Value], outputs: list[Value]) -> int:
-    """Return the multiply-accumulates of a call, or 0 if the rate of the kernel is not per MAC.
+    """Return the number of multiply-accumulates of a call, or 0 if the kernel's rate is not per MAC.
 
-    For matrix products, the number per output element is the size of the summed axis. Otherwise, it is the product of all weight
-    dimensions except the first.
+    The number per output element is the size of the reduction axis for matrix products. For other operators, it is the product of
+    all weight dimensions except the first.
     """
     if rate_of(kernel).unit != "mac" or len(inputs) < 2 or not outputs:
         return 0

@@ -115,7 +115,7 @@ class _Memory:
         self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Return a view of each byte's index in ``_writer_sets`` for the address range, and a mask of the accessed bytes."""
+        """Return a view of the range's indices into ``_writer_sets``, one per byte, and a mask of the accessed bytes."""
         low, high = extent(access)
         writers = self._writers.get(access.region, np.zeros(0, np.int32))
         if writers.size < high:

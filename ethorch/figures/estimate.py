@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated time of one inference. The parts run one after the other.
+    """The estimated time of one inference. The parts run sequentially.
 
     Attributes:
         parts: Parts whose cycles are not 0. ``NPU operators`` is always included.
@@ -60,7 +60,7 @@ class Estimate:
     macs: int = 0
 
     def cycles(self, *names: str) -> int | None:
-        """Return the sum of NPU and CPU cycles of the named parts (default: all parts), or None if any is unknown."""
+        """Return the sum of NPU and CPU cycles of the named parts (default: all parts), or None if a part's cycles are unknown."""
         counts = [part.cycles for part in self.parts if not names or part.name in names]
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -76,7 +76,7 @@ class Estimate:
 
     @property
     def overhead_cycles(self) -> int | None:
-        """The CPU cycles of copies and delegate calls, which no layer includes."""
+        """The CPU cycles of copies and delegate calls, which are not part of any layer."""
         return self.cycles(COPIES, CALLS)
 
     @property

@@ -30,8 +30,8 @@ class Layer:
 
     Attributes:
         index: Position in execution order.
-        name: Name of an NPU operation's output tensor (kind and index of the operation if unknown). For a CPU operator, names of
-            the kernel and of an input or output.
+        name: Name of an NPU operation's output tensor, or the operation's kind and index if unknown. For a CPU operator, names
+            of the kernel and of an input or output.
         where: ``NPU`` or ``CPU``.
         delegate: Delegate number, or None on the CPU.
         operator: Name of Vela's operation or of ExecuTorch's kernel.

@@ -33,8 +33,8 @@ def layers(
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
     For a .pte, each computing NPU command is one layer, with bytes and multiply-accumulates.
-    If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines. Branches
-    are listed one after the other.
+    If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines.
+    Commands of all branches are listed, in stored order.
 
     Args:
         source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.

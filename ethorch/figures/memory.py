@@ -36,12 +36,12 @@ def memory(
 ) -> MemoryReport:
     """Return the memory of the application: components, totals and tensors.
 
-    Staging memory has the size that Vela planned. For a .pte, it has the size that commands access, which can be smaller.
+    Staging memory has the size that Vela planned. For a .pte, its size is the highest accessed address, which can be smaller.
     The NPU tensors of a .pte are derived from its commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
-        code: Code of the firmware. Default: not counted.
+        code: Component for the firmware's code. Default: not counted.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
@@ -252,7 +252,7 @@ def _stream_tensors(part: Part, run: Run, numbers: Sequence[int], time: int) -> 
 
 
 def _number_works(part: Part, run: Run) -> list[int]:
-    """Return, for each group of commands that forms a layer, the position of this layer in the delegate call."""
+    """Return, for each item of :func:`works`, the position of its layer in the delegate call."""
     if part.schedule is None:
         return list(range(len(run.layers)))
     ends = sorted((end, number) for number, row in enumerate(part.schedule.rows) for end in row.command_offsets)

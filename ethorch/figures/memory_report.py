@@ -78,13 +78,13 @@ class MemoryReport:
     Attributes:
         components: Parts of the totals in RAM and flash.
         tensors: Tensors in NPU regions and ExecuTorch arenas.
-        regions: Bytes of each arena, and the maximum of each NPU region over all delegates, by name.
+        regions: Bytes of each arena and of each NPU region (maximum over all delegates), by name.
         scratch_bytes: Bytes of NPU regions, by delegate number and region name.
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
-        constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights
-            that are copied to SRAM or DRAM.
+        constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The RAM and flash totals both include weights that
+            are copied to SRAM or DRAM.
         method_pool_bytes, method_pool_bytes_host: ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
-        temporary_bytes, temporary_bytes_host: ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host: the maximum of
+        temporary_bytes, temporary_bytes_host: ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host: the largest of
             scratch region, kernel memory and kernel lookup.
     """
 
@@ -142,7 +142,7 @@ class MemoryReport:
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
         """Return the tensors that are alive when the use of a region peaks, largest first.
 
-        If several points in time have the same peak address, the one with the most live bytes is selected.
+        The use is the highest end address of live tensors. Of equal peaks, the one with the most live bytes is selected.
 
         Raises:
             EthorchError: The region does not exist, or its tensors are unknown.
@@ -158,7 +158,7 @@ class MemoryReport:
         return _select_alive(pending, peak_time)
 
     def peak_layer(self, region: str) -> int:
-        """Return the first layer at which all tensors in :meth:`peak_owners` are alive."""
+        """Return the first layer during which all tensors in :meth:`peak_owners` are alive."""
         return max(tensor.first for tensor in self.peak_owners(region))
 
     def use_over_time(self, region: str) -> list[tuple[int, int]]:
@@ -197,8 +197,8 @@ class MemoryReport:
     def to_json(self) -> dict[str, Any]:
         """Return the attributes, totals, ``memories`` and ``peaks`` as JSON-compatible data.
 
-        ``sram_memory_area_size`` and ``dram_memory_area_size`` are defined by MLIA: the bytes of SRAM and DRAM that the NPU uses,
-        including constants.
+        As defined by MLIA, ``sram_memory_area_size`` and ``dram_memory_area_size`` are the bytes of SRAM and DRAM that the NPU
+        uses, including constants.
         """
         npu: dict[str, int] = {SRAM: 0, DRAM: 0}
         for name in ("scratch", "staging", "weights"):

@@ -69,8 +69,8 @@ class _Pool:
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
     """Return the bytes that ``Program::load_method`` requests from a method allocator with an aligned buffer.
 
-    The temporary allocator must have at least ``lookup_bytes``, because the runtime otherwise uses the method allocator to look up
-    kernels. Allocations by delegates of other backends are not counted.
+    The temporary allocator must have at least ``lookup_bytes``. If it is smaller, the runtime uses the method allocator to look up
+    kernels. Allocations by the delegates themselves are not counted.
     """
     pool = _Pool(abi)
     pool.make("EValue", len(method.values))
@@ -132,7 +132,7 @@ def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
 
 
 def max_lookup_use(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the maximum temporary bytes that one kernel lookup uses for the tensor types and axes of a call."""
+    """Return the temporary bytes that the largest kernel lookup uses for the tensor types and axes of a call."""
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * size + _axes(method, call) for call in method.calls if call.delegate is None), default=0)
 
@@ -142,7 +142,7 @@ def _axes(method: Method, call: Call) -> int:
 
 
 def kernel_temporary_bytes(method: Method) -> int:
-    """Return the maximum temporary bytes that a kernel allocates.
+    """Return the size of the largest temporary allocation by a kernel.
 
     In executorch 1.4 and 1.5, only topk allocates: 16 bytes (a value and an index) for each element along the axis.
     """

@@ -21,10 +21,10 @@ class Reads:
     """The inputs and outputs of a delegate that its command stream can access in place.
 
     Attributes:
-        inputs: Accesses of the command stream to inputs and outputs.
-        numbers: For each delegate input that can be read in place, its index in ``inputs``.
-        outputs: For each delegate output that can be written in place, its index among the outputs in ``inputs``. All reads of
-            the overwritten buffer precede the write.
+        inputs: Accesses by the command stream to inputs and outputs.
+        numbers: Index in ``inputs`` of each delegate input that can be read in place.
+        outputs: Index, among the outputs in ``inputs``, of each delegate output that can be written in place. All reads of the
+            overwritten buffer precede the write.
     """
 
     payload: DelegatePayload

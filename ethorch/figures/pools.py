@@ -17,7 +17,7 @@ class Pools:
     Attributes:
         method_pool_bytes: Method allocator. See ``figures.method_pool``.
         delegate_bytes: Bytes that ethorch's Cortex-M delegate adds to the method allocator. Arm's delegate uses the heap instead.
-        temporary_pool_bytes: Temporary allocator, which is the maximum of scratch region, kernel memory and kernel lookup.
+        temporary_pool_bytes: Temporary allocator (largest of scratch region, kernel memory and kernel lookup).
         planned_bytes: Buffers in the memory plan, in the order of the plan.
         io_bytes: Inputs and outputs outside the memory plan, which the application allocates.
         fast_bytes: Staging memory of the NPU (region 2), which the firmware allocates.
@@ -58,7 +58,7 @@ class Pools:
 
 
 def _delegate_bytes(payload: DelegatePayload) -> int:
-    """Return the bytes of ``Delegate`` (runtime/cpp/ethosu_backend.cpp) on a Cortex-M, including one pointer per tensor."""
+    """Return the size of ``Delegate`` (runtime/cpp/ethosu_backend.cpp) on a Cortex-M, including one pointer per tensor."""
     return 48 + 4 * (len(payload.inputs) + len(payload.outputs))
 
 

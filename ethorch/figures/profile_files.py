@@ -37,7 +37,7 @@ class Measurements:
         cpu_cycles: CPU cycles of each inference, counted by firmware. FVPs do not simulate CPU cycles accurately.
         delegate_cycles: NPU cycles of each call, by delegate number.
         counters: Counts of each inference, by NPU event.
-        histogram: Number of samples for each delegate number (None if not recorded) and QREAD offset in bytes.
+        histogram: Sample counts, keyed by delegate number (None if not recorded) and QREAD offset in bytes.
         milliseconds: Time of each call.
         lines: File and line of the first sample for each key of ``histogram``.
     """

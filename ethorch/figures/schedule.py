@@ -166,7 +166,7 @@ class Schedule:
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return the distinct operators of the origins. Omit quantize and dequantize operators if there are other operators."""
+    """Return the distinct operators in ``origins``. Omit quantize and dequantize operators if there are other operators."""
     targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # excludes placeholders
     users = [target for target in targets if not target.startswith(_QUANTIZE)]
     return tuple(users or targets)

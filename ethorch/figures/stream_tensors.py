@@ -32,7 +32,7 @@ def accesses(candidates: tuple[Access, ...]) -> Iterator[Access]:
 
 
 def highest(program: Program, region: int) -> int:
-    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 without any access."""
+    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 if unused."""
     end = 0
     for op in program.operations():
         prepare = PREPARE.get((op.name, op.npu.family))
@@ -87,8 +87,8 @@ class StreamTensors:
     def add(self, position: int, prepared: Prepared) -> None:
         """Add a command of the layer at ``position``.
 
-        A read extends the lifetime of the tensors that it accesses. A write ends their lifetime, unless it writes another stripe of
-        the same layer.
+        A read extends the lifetime of the tensors it accesses. A write ends the lifetime of the bytes it overwrites, unless
+        it writes another stripe of the same layer.
         """
         for access in accesses(prepared.reads):
             where = extent(access)

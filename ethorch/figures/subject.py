@@ -51,7 +51,7 @@ class Part:
 
     @cached_property
     def npu(self) -> NpuProgram | None:
-        """The parsed command stream, or None for other backends."""
+        """The parsed command stream, or None if ``payload`` is None."""
         return None if self.payload is None else NpuProgram(self.payload.commands, self.payload.weights)
 
     @cached_property
@@ -61,12 +61,12 @@ class Part:
 
     @cached_property
     def target(self) -> Target | None:
-        """The target of the command stream, or None for other backends."""
+        """The target of the command stream, or None if ``payload`` is None."""
         return None if self.npu is None else TARGETS[self.npu.config.name]
 
     @cached_property
     def staging_bytes(self) -> int:
-        """The size of region 2 as planned by Vela, or, for a .pte, the bytes that commands access."""
+        """The size of region 2: planned by Vela or, for a .pte, the highest accessed address."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
@@ -116,7 +116,7 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """The indices of planned tensors that persist between runs. Each is read by a call before any call writes it."""
+        """The indices of planned tensors that persist between runs. Each run reads them before it writes to them."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
         states: list[int] = []

@@ -41,7 +41,9 @@ class Event:
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Schedule the layers one after the other, and weight transfers during the previous NPU layer. Omit layers with 0 cycles.
+    """Schedule the layers sequentially, but start weight transfers during the previous layer if it runs on the NPU.
+
+    Omit layers with 0 cycles.
 
     Args:
         cpu_clock_ratio: CPU clock divided by NPU clock.

@@ -108,8 +108,8 @@ class DelegatePayload:
         """Serialize the payload. ``unpack`` restores an equal payload.
 
         Args:
-            external: Names of blocks, such as ``weight_data``, whose data the program stores as named data under ``external_key``.
-                Delegates with equal data share one copy. Such blocks require ExecuTorch 1.5 or newer.
+            external: Names of blocks, such as ``weight_data``, whose data the program stores as named data (see ``external_key``).
+                External blocks require ExecuTorch 1.5 or newer. Delegates with equal data share one copy.
         """
         blocks = {
             _BEGIN: b"",

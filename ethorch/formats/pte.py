@@ -63,7 +63,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, by default ``forward`` or, if that does not exist, the first non-constant method.
+    """Return ``method``. Default: ``forward``, or the first non-constant method if ``forward`` does not exist.
 
     Raises:
         HostError: The method does not exist.

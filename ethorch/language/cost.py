@@ -1,4 +1,4 @@
-"""Compute the cycles of a decode call, and the minimum number of cycles that its weights and products require."""
+"""Compute the cycles of a decode call, and the minimum cycles required by its weights and multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class DecodeCost:
         cycles: NPU cycles.
         floor: Minimum cycles, summed over layers. The minimum of a layer is the time to read its weights once with one memory
             stream or to compute its multiply-accumulates, whichever is longer.
-        peak_floor: Minimum cycles at the full memory speed, which Vela's estimate does not reach with a single stream.
+        peak_floor: Minimum cycles at the full memory speed, which a single stream does not reach in Vela's estimate.
         weight_bytes: Bytes of weights read for one token, at 4 or 8 bits each, before Vela's encoding.
-        constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
+        constant_bytes: Size of Vela's encoded constants: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.
             ExecuTorch's delegate copies all mutable buffers.
-        arena_bytes: Feature maps of the NPU, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
-        cpu: Number of calls of each CPU kernel.
+        arena_bytes: Size of the feature maps, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
+        cpu: Number of calls to each CPU kernel.
         operators: Cost by PyTorch operator, most expensive first. Keys of layers with weights include the last part of the module
             path.
     """

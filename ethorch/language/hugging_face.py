@@ -1,4 +1,4 @@
-"""Adapt transformers decoders without changing their code, so that caches become buffers.
+"""Convert the caches of transformers models to buffers without changing the models' code.
 
 The adapter replaces the cache, the mask and the attention function.
 """
@@ -35,7 +35,7 @@ _CHECKED = 6  # number of compared tokens
 
 @dataclass(frozen=True)
 class _Parts:
-    """The cached keys or values, and the new rows of a call. Models read only its shape."""
+    """The cached keys or values, and the new rows of a call. Models read only ``shape``."""
 
     cached: Tensor
     added: Tensor
@@ -126,9 +126,9 @@ def attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return (softmax(scaling * query @ key.T + bias, masked) @ value, None), as transformers requires.
+    """Return (masked_softmax(scaling * query @ key.T + bias) @ value, None), as transformers requires.
 
-    - Query heads that share one of K key heads are rows of one product: ``[1, heads, N, D]`` becomes
+    - Query heads that share one of the K key heads become rows of one product: ``[1, heads, N, D]`` becomes
       ``[1, K, heads / K * N, D]``.
     - Cached rows and new rows have separate products. Only their scores are concatenated.
     """
@@ -211,10 +211,10 @@ class _Decoder(nn.Module):
         return Cache(layers=[kind(keys, values, positions) for keys, values in buffers])
 
     def masks(self, positions: Tensor) -> Any:
-        """Return bool[1, 1, N, context + N] with True for visible rows, as one mask or as a dict by layer type.
+        """Return bool[1, 1, N, context + N] with True for visible columns, as one mask or as a dict by layer type.
 
         The columns are the cached rows, followed by the N tokens of the call. The columns of the N tokens are constant. For models
-        with their own attention, masks are float and contain 0 for visible rows.
+        with their own attention, masks are float and contain 0 for visible columns.
         """
         count, rows = positions.shape[0], positions[:, None]
         dtype = positions.dtype

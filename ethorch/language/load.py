@@ -41,7 +41,7 @@ def language_model(
         vocabulary: Vocabulary size of a module with ``forward(tokens, positions)``. Default: the size of its first embedding.
         source: Example token ids or features for a sequence-to-sequence model. All sources must have this shape.
         indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
-        store_table_once: Whether tied embeddings and the last layer share one copy of the table. This saves flash and costs cycles.
+        store_table_once: Whether the tied embedding and last layer share one copy of the table. This saves flash and costs cycles.
             Supported for transformers models only.
 
     Raises:

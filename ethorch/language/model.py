@@ -15,9 +15,10 @@ Session = list[tuple[str, tuple[Tensor, ...]]]
 
 
 class Prefill(nn.Module):
-    """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``. It returns the logits after ``last``.
+    """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``.
 
-    Caches store all N tokens. Tokens after ``last`` are padding that later calls mask out.
+    It returns the logits after token ``last``. Caches store all N tokens. Tokens after ``last`` are padding that later calls mask
+    out.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -80,7 +81,7 @@ class LanguageModel:
     Attributes:
         decoder: Float decoder whose buffers are the caches.
         context: Number of tokens in the caches.
-        prompt: Number of tokens per call of ``prefill``, or 0 to read prompts with ``decode``.
+        prompt: Number of tokens per ``prefill`` call, or 0 to read prompts with ``decode``.
         source: Example input of an encoder, or None.
         shorter: Prompt lengths below ``prompt`` that have separate methods, e.g. ``prefill_8``.
         caches: Initial values of the buffers that change when a token is read, by name.
@@ -121,10 +122,10 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read ``ids``: at most one call of each prefill method, longest first, and then calls of ``decode``.
+        """Return the calls that read ``ids``: at most one call to each prefill method, longest first, and then calls to ``decode``.
 
         Raises:
-            EthorchError: ``ids`` is empty, or has more tokens than the context, or has fewer tokens than the prefill method of an
+            EthorchError: ``ids`` is empty, has more tokens than the context, or has fewer tokens than the prefill method of an
                 encoder-decoder reads.
         """
         if not 0 < len(ids) <= self.context:
@@ -143,7 +144,7 @@ class LanguageModel:
         return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
-        """Return a session for each text that is not empty, truncated to ``length`` tokens or to the context."""
+        """Return a session for each nonempty text, truncated to ``length`` tokens or to the context."""
         return [self.session(ids[: min(length or self.context, self.context)]) for ids in texts if len(ids)]
 
     def __post_init__(self) -> None:

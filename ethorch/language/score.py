@@ -82,7 +82,7 @@ class Scores:
 
     Attributes:
         perplexity: Teacher-forced perplexity of each column (implementation of the model), by name.
-        free_running: Perplexity of the text that each column generates, under the first column's model. Empty if ``write`` is 0.
+        free_running: Perplexity of the text that each column generates, computed with the first column. Empty if ``write`` is 0.
         agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
     """
 

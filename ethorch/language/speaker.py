@@ -26,7 +26,7 @@ class Speaker:
         reset: Function that empties the caches.
         context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
-        prompt: Number N of tokens per call of ``prefill``.
+        prompt: Number N of tokens per ``prefill`` call.
         source: Input of an encoder.
         vocabulary: Vocabulary size, which limits token ids, or None to accept all ids.
         shorter: Prefill methods for fewer than N tokens, by number of tokens.
@@ -99,8 +99,8 @@ class Speaker:
         """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
-            context: Number of tokens in the caches. Default: the number of rows in the buffers to which tokens are written, or
-                the largest dimension that all mutable buffers share.
+            context: Number of tokens in the caches. Default: the number of rows in the buffers to which tokens are written. If
+                it is unknown, the largest dimension that all mutable buffers share.
             source: Input of an encoder.
 
         Raises:
@@ -149,7 +149,9 @@ class Speaker:
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens, and return the logits float[V] after the last token. Use ``prefill`` if it fits into the context.
+        """Read the next tokens, and return the logits float[V] after the last token.
+
+        Several tokens are read by prefill methods that fit into the context.
 
         Raises:
             EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or contains unknown ids.

@@ -151,7 +151,7 @@ WRITTEN_BACK = Reason(
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason to refuse an unsupported dtype. ``role`` describes the tensor, e.g. ``the result``."""
+    """Return the reason for refusing an unsupported dtype. ``role`` describes the tensor, e.g. ``the result``."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
@@ -230,7 +230,7 @@ def no_condition(arg: Any) -> Reason:
 
 
 def holds_refused(subgraph: Subgraph, origin: Origin, reason: Reason) -> Reason:
-    """Return the reason to refuse a control-flow operator whose ``subgraph`` contains a refused operator at ``origin``."""
+    """Return the reason for refusing a control-flow operator whose ``subgraph`` contains a refused operator at ``origin``."""
     remedy = reason.remedy
     if subgraph.node.target is torch.ops.higher_order.while_loop:
         remedy = f"{remedy} {NO_LOOP_ON_CPU}.".strip()

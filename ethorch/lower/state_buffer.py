@@ -9,7 +9,7 @@ from ethorch.support.errors import Reason
 
 @dataclass(frozen=True)
 class StateBuffer:
-    """A mutable buffer and its dtype on the NPU.
+    """A mutable buffer and its quantization.
 
     Attributes:
         dtype: Name of the torch dtype in the program.

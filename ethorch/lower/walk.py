@@ -76,7 +76,7 @@ class Walk(Frame):
 
     Args:
         graph, constants, refused, operands: See Frame.
-        strict: Whether to raise refusals and set the outputs of the TOSA graph. Otherwise, refusals are collected in ``refusals``.
+        strict: Whether to raise refusals and set the outputs of the TOSA graph. If False, collect refusals in ``refusals``.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return an empty constant if the node's result is empty, or else None. Raise Unsupported if the program returns it."""
+        """Return an empty constant if the node's result is empty, or else None. Raise Unsupported if the result is an output."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None
@@ -298,7 +298,7 @@ class Walk(Frame):
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Set the outputs of the TOSA graph. ``results`` contains each node and its storage order."""
+        """Set the outputs of the TOSA graph. ``results`` contains the returned nodes and their storage orders."""
         output_ids: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])

@@ -14,7 +14,7 @@ from ethorch.formats.pte_types import Method
 
 
 def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
-    """Return random inputs for a method: normally distributed floats, any 8- or 16-bit integers, and 0 or 1 for other integers."""
+    """Return random inputs for a method: Gaussian floats and uniform integers. Integers above 16 bits and bools are 0 or 1."""
     generator = np.random.default_rng(seed)
     inputs: list[Any] = []
     for index in method.inputs:

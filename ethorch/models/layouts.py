@@ -1,7 +1,7 @@
 """Convert inputs and outputs to NHWC, e.g. for cameras.
 
-NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose. Inputs in ``channels_last`` format, and inputs of
-``NhwcIo``, do not require a transpose.
+NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose. Inputs in ``channels_last`` format and inputs of
+``NhwcIo`` do not.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class UserMethods:
 
 
 def check_module(model: Any) -> None:
-    """Raise EthorchError unless the model is an nn.Module instance, and not a TorchScript module."""
+    """Raise EthorchError if the model is not an nn.Module instance, or is a TorchScript module."""
     if isinstance(model, torch.jit.ScriptModule):
         raise EthorchError(
             f"expected an nn.Module, got the TorchScript module {type(model).__name__}. Pass the nn.Module from which torch.jit "
@@ -405,7 +405,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mention_training(module: nn.Module) -> None:
-    """Warn if submodules that behave differently in training are in training mode."""
+    """Warn if mode-dependent submodules, e.g. dropout, are in training mode."""
     parts = sorted({type(part).__name__ for part in module.modules() if part.training and isinstance(part, _MODE_DEPENDENT)})
     if parts:
         logger.warning(

@@ -16,10 +16,10 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 
 
 def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel | None:
-    """Return a copy of the model whose convolution ``name`` has ``channels`` outputs, to estimate the effect before training.
+    """Return a copy of the model with convolution ``name`` reduced to ``channels`` outputs, to estimate the effect before training.
 
-    Layers that read the outputs (convolutions, batch norms, linear layers) lose the same channels. Return None if ``name`` is not
-    an ungrouped convolution with more channels, or if the narrowed model fails, e.g. because of a residual addition or a view.
+    Layers that read these output channels (convolutions, batch norms, linear layers) are adapted. Return None if ``name`` is not an
+    ungrouped convolution with more output channels, or if the narrowed model fails, e.g. because of a residual addition or a view.
     """
     module = copy.deepcopy(user.module)
     conv = dict(module.named_modules()).get(name)

@@ -21,7 +21,7 @@ class OpenSize(Exception):
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return True if a node's result or any of its input tensors has a dynamic dim.
+    """Return True if the result or an input of ``node`` has a dynamic dim.
 
     Data-dependent sizes are not included. See ``lower.fx.node.shape_of_values``.
     """
@@ -87,8 +87,8 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
     """Preserve dynamic dims inside the context by preventing guards for comparisons of sizes.
 
-    A guard for ``x.shape == y.shape`` would fix a size to that of the example. Sizes that may differ compare as unequal, and are
-    ordered like the sizes of the example. The code must skip nodes for which ``is_dynamic`` returns True.
+    A guard for ``x.shape == y.shape`` would fix a size to its example value. Sizes that may differ compare as unequal, and are
+    ordered like their example values. The code inside the context must skip nodes for which ``is_dynamic`` returns True.
 
     Raises:
         OpenSize: A dynamic size was used as a number.

@@ -1,6 +1,6 @@
 """Read sample files: arrays, tensors, images, audio and tables.
 
-Files cannot execute code: .pt files are read with ``weights_only``, and .npy files without Python objects.
+Reading cannot execute code, because .pt files are read with ``weights_only``, and .npy files without Python objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read(path: Path, shapes: Shapes) -> Any:
     - ``.npz``: An array, or a tuple of several arrays in order.
     - ``.pt``, ``.pth``: Tensors written by ``torch.save``.
     - ``.csv``: One sample per row of numbers. A header is skipped.
-    - ``.wav``: float32 in -1..1 with shape [samples] for one channel, and [channels, samples] for several channels.
+    - ``.wav``: float32 in -1..1 with shape [samples] for one channel, or [channels, samples] for several.
     - Images: float32 in 0..1, converted to the height, width and channels of the model's first input of rank 3 or 4.
 
     Args:

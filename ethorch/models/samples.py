@@ -1,6 +1,6 @@
 """Read samples from tensors, arrays, batches, data sets, loaders, files and folders.
 
-Each sample consists of the inputs of one inference, checked against the model's example inputs, and a label.
+Each sample consists of a label and the inputs of one inference. The inputs are checked against the example inputs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
     Args:
         source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
             folders (.npy, .npz, .pt, .csv, .wav, images). The label of a file in a subfolder is the index of the subfolder.
-        transform: Function applied to each item before checks. Images are float32 in 0..1.
+        transform: Function applied to each item before it is checked. Images are float32 in 0..1.
         limit: Maximum number of samples. A batch counts as several samples.
 
     Raises:
@@ -92,13 +92,13 @@ def read_samples(
     """Iterate over the samples of ``source``. Each sample is one inference.
 
     An item is a tensor or array, a tuple of tensors or arrays, a dict of keyword inputs, or (inputs, label). Items may omit a batch
-    dimension of 1. An item may also be a batch, with samples along the first dimension of the example or stacked along a new
-    dimension. Floats are converted to the dtype of the example. Integers are converted if their values fit.
+    dimension of 1. An item may also be a batch: samples concatenated along the first dimension or stacked along a new one. Floats
+    are converted to the dtype of the example. Integers are converted if their values fit.
 
     Args:
         source: See :func:`samples`.
         example_inputs: Input tuple that determines the number, shapes and dtypes, and whether samples are NumPy arrays.
-        keywords: Names of the last inputs, for items that are dicts.
+        keywords: Names of the keyword inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Further example inputs, whose shapes are also accepted.
         kind: Name of an item in messages.
@@ -322,7 +322,7 @@ class Expected:
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield interpretations (inputs, label) of an item: first without a label, and then with the last elements as labels."""
+    """Yield interpretations (inputs, label) of an item. The label is None, the last element, or all elements after the first."""
     yield item, None
     if isinstance(item, (tuple, list)) and len(item) >= 2:
         yield (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]

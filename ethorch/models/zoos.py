@@ -1,6 +1,6 @@
 """Load models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
 
-Networks of torchvision and timm have random weights. Weights files cannot execute code.
+Networks from torchvision and timm have random weights. Loading weights cannot execute code.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def load(zoo: str, name: str) -> ModelAndInputs:
     - ``timm:NAME``: A timm network with its default input size.
     - ``hf:FOLDER``: A folder written by ``save_pretrained``, with safetensors weights. The input is 32 token ids or an image of the
       configured size. Decoders have no caches. See ``ethorch.language``.
-    - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2, whose weights may be downloaded. Without a network connection,
-      examples based on torchvision or timm have random weights, with a warning.
+    - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2. Weights are downloaded if necessary. Without a network
+      connection, examples based on torchvision or timm have random weights, with a warning.
 
     Raises:
         SpecError: The model does not exist.
@@ -94,7 +94,7 @@ _LARGEST_IMAGE = 8192
 def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Create a deterministic example input.
 
-    The input is a smooth image in about -2..2 if the rank is 4, and normally distributed otherwise. Integers are ones.
+    Floats of rank 4 are smooth images with values in about -2..2. Other floats are normally distributed. Integers are 1.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)
@@ -245,10 +245,10 @@ def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
     If the extension does not match, the operator ``torchvision::nms`` is missing and the import fails. Declaring the operator's
-    schema is sufficient for networks that do not call the operator.
+    schema is sufficient for networks that do not call it.
 
     Args:
-        needed: Whether to raise an error if torchvision is not installed. Otherwise return an empty module.
+        needed: Whether to raise an error, instead of returning an empty module, if torchvision is missing.
     """
     try:
         importlib.import_module("torchvision.models")

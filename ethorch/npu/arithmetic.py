@@ -134,12 +134,12 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute tanh by interpolating a table with one entry per 2**8 inputs (npu-reference 6.4)."""
+    """Compute tanh by interpolating a table with one entry per 2**8 codes (npu-reference 6.4)."""
     return _symmetric(_interpolate_clipped(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid as 16384 plus half of tanh, by interpolating a table with one entry per 2**9 inputs (npu-reference 6.4)."""
+    """Compute sigmoid as 16384 plus half of tanh, by interpolating a table with one entry per 2**9 codes (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 

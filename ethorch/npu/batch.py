@@ -42,13 +42,13 @@ def run_many(
 ) -> list[Bytes]:
     """Run a ``Program`` once per image.
 
-    A machine keeps the contents of its memory from image to image. Results must not depend on the initial contents of scratch.
+    A machine keeps its memory contents from image to image. Results must not depend on the initial contents of scratch.
 
     Args:
         inputs: Place of each input, and an array with its images along axis 0.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
         threads: Number of threads. Default: the number of available CPUs.
-        machine: Function that creates a machine, called once per thread. Default: ``Machine`` with these sizes.
+        machine: Function that creates a machine, called once per thread. Default: ``Machine`` with the above sizes.
 
     Returns:
         uint8[images, nbytes] for each output.

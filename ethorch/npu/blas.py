@@ -33,7 +33,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread in the whole process until every thread has left the context."""
+    """Limit BLAS to one thread in the whole process while a Python thread is inside the context."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

@@ -115,7 +115,7 @@ def events(
 
 @dataclass
 class Tally:
-    """The number of executions of an operation and their duration in seconds, in total and in the last run."""
+    """The execution count of an operation, and its seconds in all runs and in the last run."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -153,7 +153,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
     """Return (name, seconds) pairs for the last run, excluding waits.
 
-    Each pair is for one operator, or for one command if ``sources`` is None.
+    Each pair is for one operator, or for a command whose operator is unknown.
     """
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:

@@ -53,7 +53,7 @@ class View:
 
     Attributes:
         array: [h, w, C], or [h, bricks, w, 16] for NHCWB16.
-        rest: View of the last brick if that has fewer than 16 channels, or None.
+        rest: View of the last brick if it has fewer than 16 channels, or None.
     """
 
     tile: Tile
@@ -104,7 +104,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The tiles, which are split at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
+        """The tiles, separated at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:

@@ -1,4 +1,4 @@
-"""Operations as data, which execution plans run in compiled code.
+"""Operations as data, for analysis and for compiled execution.
 
 ``Prepared.run`` defines the correct results. Instances are immutable by convention.
 """
@@ -131,7 +131,7 @@ class Value:
 
 @dataclass(eq=False)
 class Elementwise:
-    """An elementwise operation. Each operand is a feature map, or a constant minus its zero point."""
+    """An elementwise operation. Each operand is a feature map, or a constant with the zero point already subtracted."""
 
     value: Value
     operands: tuple[FeatureMap | int, ...]
@@ -144,7 +144,7 @@ class Resize:
     """A resize operation of U85.
 
     Attributes:
-        rows, columns: Denominator n, and for each output index, two input indices and the numerator of the second input's weight.
+        rows, columns: Denominator of the weights, and for each output index, both input indices and the second one's numerator.
     """
 
     ifm: FeatureMap

@@ -75,7 +75,7 @@ def _layout(fm: FeatureMap) -> tuple[object, ...]:
 
 
 class Unwritten:
-    """A map of the bytes of a memory that have not been written. Constants count as written."""
+    """A record of a memory's unwritten bytes. Constants count as written."""
 
     def __init__(self, memory: Memory):
         self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}

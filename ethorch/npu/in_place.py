@@ -115,7 +115,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if the given inputs and outputs are stored at other addresses."""
+        """Return the end of the scratch bytes that the stream accesses after the given inputs and outputs are moved."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)

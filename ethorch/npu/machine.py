@@ -55,8 +55,8 @@ class Machine:
         checks: Names of checks. ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``).
             ``overlap`` rejects operations whose OFM could overwrite an input before hardware reads it.
         budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, limited to 2**35..2**41. A
-            stream without branches is rejected before it runs; a stream with branches is stopped at the limit.
-        sources: Map from commands to operators, which faults, traces and ``operators`` use.
+            stream over budget is rejected before it runs or, if it has branches, stopped at the limit.
+        sources: Map from commands to operators, used by faults, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
             branches always use NumPy.
 
@@ -285,6 +285,6 @@ class Machine:
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """Return PMU events keyed by number (see ``counters.events``). Cycle events require ``sources``."""
+        """Return PMU event counts, keyed by event number (see ``counters.events``). Cycle events require ``sources``."""
         estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
         return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)

@@ -138,7 +138,7 @@ class Memory:
         return views
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if two feature maps can share bytes."""
+        """Return True if two feature maps might share bytes."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         key = a, b
@@ -174,7 +174,7 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True if the region contains the program's constants, so that values decoded from them remain valid."""
+        """Return True if the region contains the program's constants, whose decoded values remain valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:

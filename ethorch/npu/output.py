@@ -199,13 +199,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if all rows must be processed in one call, to transpose them or to add or keep accumulators."""
+        """True if all rows must be processed in one call, e.g. to transpose them or keep accumulators."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add the kept accumulators or IFM2 to ``acc``. Keep the sum, or convert and store it (npu-reference 8.1)."""
+        """Add kept accumulators or IFM2, if used, to ``acc``. Keep the sum, or convert and store it (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -259,7 +259,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Scale exact accumulators ``sums`` [n*W, C], which may be overwritten. Store them in n rows, starting at row ``first``."""
+        """Scale exact accumulators ``sums`` [n*W, C] and store them in n rows from row ``first`` on. ``sums`` may be modified."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

@@ -1,4 +1,4 @@
-"""Prepared operations, which are functions of memory, and their cost."""
+"""Prepared operations, which run on a ``Memory``, and their cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Prepared:
         elements: Size of the largest array that a run allocates.
         swept: Number of elements that all loop iterations of a run process.
         turns: Number of loop iterations of a run.
-        computes: False for commands that only move bytes or order execution.
+        computes: False for DMA transfers, and for commands that the simulator ignores.
         scattered: Source and target region of a DMA transfer with indices, or None.
         form: The operation as data (see ``forms``), or None.
     """
@@ -64,7 +64,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Return a decorator that registers a function to prepare the command ``name`` on ``families``."""
+    """Return a decorator that registers a function that prepares the command ``name`` for ``families``."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:

@@ -53,7 +53,7 @@ class Program:
 
     @property
     def config(self) -> Npu:
-        """The NPU for which the stream was compiled. Use ``config.name`` for names such as ``ethos-u55-128``."""
+        """The NPU for which the stream was compiled. ``config.name`` is its name, e.g. ``ethos-u55-128``."""
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
@@ -66,7 +66,7 @@ class Program:
     def operations(self) -> Iterator[Operation]:
         """Iterate over the operations in stored order, as if no branch were taken.
 
-        Reading an operation's registers is fast only until the next iteration.
+        Read an operation's registers before the next iteration, because later reads are slow.
         """
         return stream.operations(self.config, self.commands)
 

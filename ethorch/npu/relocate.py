@@ -21,10 +21,10 @@ CONSTANTS_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Relocated:
-    """A payload that reads its constants at other addresses.
+    """A payload that reads its constants from new addresses.
 
     Attributes:
-        inserted: Byte offsets in the old stream at which commands were inserted, relative to the first command word.
+        inserted: Byte offsets, relative to the old stream's first command word, at which commands were inserted.
     """
 
     payload: bytes
@@ -42,7 +42,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
-    """Rewrite a payload to read its constants at other addresses.
+    """Rewrite a payload to read its constants from new addresses.
 
     Insert the register writes that Vela omitted but the new addresses require.
 
@@ -50,8 +50,8 @@ def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
         moves: New address of each range returned by :func:`constants_of`.
 
     Raises:
-        MachineFault: The payload is malformed, its stream has branches, the new stream would read other constants, or commands
-            must be inserted into a payload other than COP1.
+        MachineFault: The payload is malformed, its stream has branches, the new stream would not read the moved constants, or
+            the payload is not COP1.
     """
     header, commands = _commands(payload)
     operations = _operations(header, commands)
@@ -112,7 +112,7 @@ class Reading:
 
     Attributes:
         index: Index of the operation's command.
-        bases: For each address register, its address and whether that is in region 0.
+        bases: Address in each register, and True if it is in region 0.
     """
 
     index: int

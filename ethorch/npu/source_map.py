@@ -79,7 +79,7 @@ class Sources:
         return self._sources[index] if index < len(self._sources) else None
 
     def all(self) -> list[Source]:
-        """Return the operators in stream order, each of them once."""
+        """Return the operators in stream order, without duplicates."""
         return list({id(source): source for source in self._sources}.values())
 
     def to_json(self) -> str:

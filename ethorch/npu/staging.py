@@ -12,7 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return the bytes of region 2 that the stream can access, rounded up to 16, but at most MAX_STAGING_BYTES."""
+    """Return the required size of region 2, rounded up to a multiple of 16 bytes, but at most MAX_STAGING_BYTES."""
     highest = 0
     for op in program.operations():
         for _, end in reaches(op, STAGING_REGION):
@@ -21,7 +21,7 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the region and an upper bound of the end address of each tensor that an operation accesses.
+    """Yield the region of each tensor that an operation accesses, and an upper bound on its end address.
 
     Args:
         region: Region whose tensors are yielded. Default: all regions.

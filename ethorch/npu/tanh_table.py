@@ -20,7 +20,7 @@ _ONE_HIGHER = (
 
 @cache
 def tanh_table(first_slope: int) -> Bytes:
-    """Return 2 KiB with 512 pairs of a base and the slope to the next base. The first slope is 0 for TANH and 1 for SIGMOID."""
+    """Return 512 pairs (2 KiB) of a base and the slope to the next base. The first slope is 0 for TANH and 1 for SIGMOID."""
     half = np.round(65536 / (1 + np.exp(-np.arange(256) / 24))).astype(np.int64) - 32768
     half[list(_ONE_HIGHER)] += 1
     base = np.concatenate((-half[-1:], -half[:0:-1], half))

@@ -47,7 +47,10 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return input rows [rows, padded W, C] for n output rows from ``first``. Padding and upscaling insert ``fill``."""
+        """Return the input rows [rows, padded W, C] for ``n`` output rows starting at ``first``.
+
+        Padding and UPSCALE_ZEROS insert ``fill``.
+        """
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -80,7 +83,7 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """Return the inputs of a kernel element for n output rows, as a view [n, OW, C] of ``rows``, which ``read`` returned."""
+        """Return a view [n, OW, C] of the inputs of a kernel element. ``rows`` is the result of ``read`` for ``n`` output rows."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
@@ -88,7 +91,7 @@ class Window:
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
         """Return the windows of the output rows ``y`` and columns ``x`` as a matrix [ny*nx, KH*KW*C].
 
-        ``rows`` is the result of ``read``, and ``y`` is relative to its argument ``first``.
+        ``rows`` is the result of ``read``. ``y`` is relative to the argument ``first`` of ``read``.
         """
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides

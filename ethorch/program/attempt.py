@@ -15,7 +15,7 @@ class Attempt:
         ram_bytes, flash_bytes: Memory of the whole application.
         milliseconds: Estimated time of one inference, or None if unknown.
         sqnr_db: SQNR relative to the float model, or None if not measured.
-        fits: Whether no budget is known to be exceeded.
+        fits: True unless a budget is known to be exceeded.
     """
 
     change: str

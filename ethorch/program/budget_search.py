@@ -1,4 +1,4 @@
-"""Search for an arena size, a memory for the weights, and 16-bit modules that meet the budgets."""
+"""Search for settings that meet the budgets or make the program faster."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
     - matrix products on the CPU, if ``partition`` is ``cost``
     - weights in SRAM, if ``constants`` is ``auto``
     - no copies of weights in SRAM, and then smaller arenas, if the RAM limit is exceeded
-    - the fastest arena and weights in SRAM, if the time limit is exceeded
+    - the fastest arena, and then weights in SRAM, if the time limit is exceeded
     - 16-bit activations for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
     Args:
         make: Function that compiles a program.
-        fixed: Names of settings that the search changes only if they are ``auto``. The name ``modules`` disables the search for
-            16-bit modules.
+        fixed: Names of settings that the search changes only if they are ``auto`` or ``cost``. The name ``modules`` disables
+            the search for 16-bit modules.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -234,7 +234,7 @@ def _is_missed(record: Record, name: str) -> bool:
 
 
 def _least_arena(record: Record) -> int:
-    """Return a lower bound on the arena size in bytes: the largest total size of a delegate's inputs or of its outputs."""
+    """Return a lower bound on the arena size in bytes: the largest total input size or total output size of a delegate."""
     sides = [tensors for payload in record.payloads for tensors in (payload.inputs, payload.outputs)]
     return max((sum(math.prod(tensor.shape) * tensor.element_size for tensor in tensors) for tensors in sides), default=1)
 

@@ -49,7 +49,7 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
     """Return each method's fake-quantized graph, with inputs and outputs in the layout of the settings.
 
     Raises:
-        EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
+        EthorchError: Some models are quantized, but not all. See also ``ethorch.compile``.
     """
     if not any(user.quantized for user in methods.models.values()):
         check_modules(methods, settings)

@@ -193,7 +193,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the total seconds of layers that no memory limits, and for each memory, the bytes of the layers that it limits."""
+        """Return the total seconds of layers not limited by a memory, and, for each memory, the bytes of layers limited by it."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)

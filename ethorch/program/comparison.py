@@ -26,7 +26,7 @@ class LayerComparison:
         module, source: Module path and ``file.py:line`` in the user's code.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
-        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second result in the name relative to the first. ``fake`` is the
+        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second model in the name relative to the first. ``fake`` is the
             fake-quantized model.
         own_db: SQNR of the fake-quantized operator with the operands of the float model, without the noise of earlier operators.
             Operators that only move data add no noise.

@@ -1,4 +1,4 @@
-"""Read and write ``comparison.json`` in a saved folder. It contains the comparison of each method with its models."""
+"""Read and write ``comparison.json`` in a saved folder. This file contains the comparison of each method with its models."""
 
 from __future__ import annotations
 

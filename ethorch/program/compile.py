@@ -88,17 +88,17 @@ def compile(
             ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER`` or ``executorch:NAME``. A dict
             of modules compiles to several methods, such as ``prefill`` and ``decode``. Methods share parameters and buffers that
             are the same objects.
-        example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs. Their shapes become the input shapes. Several
-            methods require a dict of inputs by method name. A named model can define its own example inputs.
+        example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs. Their shapes become the input shapes. For
+            several methods, pass a dict of inputs by method name. A named model can define its own example inputs.
         target: Name of the NPU. See ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
         calibration: A few dozen representative inputs, which determine the ranges of activations. Accepted types: an iterable
-            of samples, a Dataset or DataLoader, a batch, a file or folder, or a result of ``ethorch.samples``. Several methods
-            require sessions, i.e. lists of calls in order, e.g. ``("decode", inputs)``. Each session starts with the initial state.
-            Default: the example inputs.
-        shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]`` or
-            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Each call selects the
-            smallest method that fits the inputs (``ethorch.targets.selection``). Default: one method with the shapes of the example
-            inputs.
+            of samples, a Dataset or DataLoader, a batch, a file or folder, or the result of ``ethorch.samples``. For several
+            methods, pass sessions: ordered lists of calls such as ``("decode", inputs)``. Each session starts with the initial
+            state. Default: the example inputs.
+        shapes: Input shapes of each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]`` or
+            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Each call uses the
+            smallest method that accepts the inputs (``ethorch.targets.selection``). Default: one method with the shapes of the
+            example inputs.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4``, ``int8-per-tensor``, or a QuantizationConfig.
         modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``, or of operators by FX name, e.g. ``{"softmax": "a16w8"}``.
             ``"float"`` keeps the submodule or operator in float on the CPU.
@@ -111,7 +111,7 @@ def compile(
         min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a program with
             one method exceeds a budget, ``compile`` tries other arenas, weights in SRAM and 16-bit modules
             (``ethorch.program.budget_search``).
-        settings: All settings as one value. The other parameters override ``settings``.
+        settings: A ``Settings`` object. The other parameters override its values.
         progress: Whether to display progress. Default: True on a terminal or in a notebook.
 
     Raises:
@@ -144,7 +144,7 @@ def compile(
 
 
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
-    """Check the inputs and samples of one or several models, and return the models as methods.
+    """Check the inputs and samples of one or more models, and return the models as methods.
 
     If ``settings.shapes`` has several entries, each entry becomes a method.
     """
@@ -192,7 +192,7 @@ def quantize(
         print(ethorch.sqnr_db(model(images[0]), quantized(images[0])))
 
     See ``compile`` for the arguments and errors. ``compile`` accepts the returned graph. If ``settings.io`` is an integer type,
-    inputs and outputs are float values rounded to this type.
+    the graph quantizes and dequantizes its float inputs and outputs with this type.
     """
     chosen = (settings or Settings()).with_(target=target, scheme=scheme)
     with exclusive(), display_progress(progress):

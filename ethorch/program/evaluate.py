@@ -56,8 +56,8 @@ class Evaluation:
 
     Attributes:
         seconds: Total run time of all models on the host.
-        results: Figures by name for each column (``npu``, ``float``, ``quantized``). ``sqnr_db`` is the lowest SQNR of any output.
-        confusion: Confusion matrix of each column, with labels as rows, for classification.
+        results: Figures by name for each of ``npu``, ``float`` and ``quantized``. ``sqnr_db`` is the lowest SQNR of all outputs.
+        confusion: Confusion matrices with the same keys, and with labels as rows, for classification.
         interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
         sample_results: Results of each sample, or empty if ``keep`` is False.
     """
@@ -116,11 +116,11 @@ def evaluate(
     keep: bool = False,
     progress: bool | None = None,
 ) -> Evaluation:
-    """Run a data set on the simulated NPU and compute metrics.
+    """Run a program on a data set with the simulated NPU, and compute metrics.
 
     The float and fake-quantized models, if available, are run as well. With the float model, the figures include
-    ``sqnr_db`` and ``agreement`` (share of samples with the same argmax of the first output). If the program has state, the samples
-    are run as one sequence that starts with the initial state.
+    ``sqnr_db`` and ``agreement`` (share of samples whose first output has the float model's argmax). If the program has state, the
+    samples are run as one sequence that starts with the initial state.
 
     Args:
         program: Program, or the path of a ``.pte`` or saved folder.

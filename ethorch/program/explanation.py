@@ -103,9 +103,9 @@ class Explanation:
 
     Attributes:
         operators: Operators in execution order, followed by refused operators without a layer.
-        placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
+        placement: Operator counts of the NPU and in total as text, or "" for a loaded ``.pte``.
         writer: Component that wrote the ``.pte``, with the reason if this is ExecuTorch. None for a loaded ``.pte``.
-        counts: Number of NPU rows and of CPU rows before ``operators`` was filtered. Default: the numbers in ``operators``.
+        counts: Numbers of NPU and CPU rows before ``operators`` was filtered. Default: the row counts of ``operators``.
     """
 
     target: str
@@ -228,7 +228,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows, with only the first row of each operator that is listed with several reasons."""
+    """Return the rows. If an operator is listed with several reasons, only its first row is included."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:

@@ -64,7 +64,7 @@ class Variant:
         core_clock_hz: NPU clock in Hz that the estimates assume.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: Whether no budget or board memory is known to be exceeded, or None if neither budgets nor a board are set.
+        fits: True unless a budget or board memory is known to be exceeded. None if neither budgets nor a board are set.
         searched: Settings that the budget search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -98,8 +98,8 @@ class Exploration:
 
     Attributes:
         variants: Finished combinations of the varied settings. The last setting varies fastest.
-        cheapest: Of the variants that meet all budgets, the fastest one on the smallest NPU (in the order of
-            ``ethorch targets``). None if no variant meets them.
+        cheapest: Fastest variant that meets all budgets on the smallest possible NPU (in the order of ``ethorch targets``).
+            None if no variant meets them.
     """
 
     variants: tuple[Variant, ...]

@@ -106,7 +106,7 @@ def finite(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """Return the names of the NPU's memories, and bytes and MACs per cycle. See docs/json.md for the keys."""
+    """Return the NPU's MACs per cycle, and the names and bandwidths of its memories. See docs/json.md for the keys."""
     memory = spec.memory_system
     return {
         "system_config": spec.system_config,

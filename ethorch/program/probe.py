@@ -29,7 +29,7 @@ _CHANNELS, _SIZE, _STEPS = 32, 16, 6
 
 @dataclass(frozen=True)
 class Probe:
-    """A network compiled to one method per command stream, and the calls that the firmware repeats."""
+    """A network compiled to one method per stream variant, and the calls that the firmware repeats."""
 
     program: Program
     calls: tuple[tuple[str, Inputs], ...]
@@ -66,7 +66,7 @@ def build_probe(settings: Settings, runs: int = RUNS) -> Probe:
     """Compile the network with Vela's stream, with each pass that changes it, and with all passes.
 
     Args:
-        settings: Target, board and memory mode. Other settings are ignored.
+        settings: Target, board and memory system. Other settings are ignored.
         runs: Minimum number of runs of each stream.
     """
     chosen = Settings(

@@ -125,7 +125,7 @@ class Program:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """The lowest SQNR of an output relative to the float model, or None if unknown.
+        """The lowest SQNR among the outputs, relative to the float model, or None if unknown.
 
         The first access runs up to 8 calibration samples. If there are several methods, it runs sessions until they have called
         this method at least 8 times.
@@ -154,7 +154,7 @@ class Program:
             The outputs in the structure that the model returns, if known. Quantized outputs are not dequantized.
 
         Raises:
-            HostError: The number, dtype or shape of the inputs is wrong, or an output of several inferences has no batch dimension.
+            HostError: The number, dtype or shape of the inputs is wrong, or the outputs of several inferences cannot be joined.
             MachineFault: The command stream is invalid.
         """
         import torch
@@ -217,8 +217,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. Methods with a total of at most 5 billion multiply-accumulates and 2,000 operators are
-          compared on the example inputs.
+          payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion multiply-accumulates
+          and 2,000 operators.
 
         Returns:
             The path.
@@ -322,7 +322,7 @@ class Program:
         """Return the placement and cost of each operator, with reasons and remedies for CPU operators.
 
         Args:
-            operator: Substring of operator names to select, e.g. ``softmax``.
+            operator: Substring of the selected operators' names, e.g. ``softmax``.
             cpu_only: Whether to select only CPU operators.
 
         Raises:
@@ -334,7 +334,7 @@ class Program:
     def suggest(self, limit: int | None = None) -> Suggestions:
         """Compile modified versions of the model, and return the changes that make the program smaller or faster.
 
-        The changes are integer or NHWC inputs and outputs, other arenas, weights in SRAM, cheaper schemes, smaller images, and
+        The changes are integer or NHWC inputs and outputs, other arena sizes, weights in SRAM, cheaper schemes, smaller images, and
         fewer channels in expensive layers.
 
         Args:
@@ -363,8 +363,9 @@ class Program:
     ) -> Inspection | Profile:
         """Return measured times and estimated cycles.
 
-        If no files are passed, the program runs ``runs`` times with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then
-        returns the table of ExecuTorch's Inspector with columns for the estimates. Its times are simulation times on the host.
+        If no files are passed, the program runs ``runs`` times with ExecuTorch's event tracer. ``profile(x).to_dataframe()``
+        returns the table of ExecuTorch's Inspector with columns for the estimates. Measured times are then simulation times on
+        the host.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
@@ -454,7 +455,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method for the shapes of the flattened inputs, and the padded inputs. See ``Record.choose``."""
+    """Return the method that fits the flattened inputs, and the padded inputs. See ``Record.choose``."""
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Record:
     """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
 
-    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and, unless a folder was loaded, ``settings`` are None.
+    For a loaded ``.pte``, ``build``, ``model`` and ``quantized`` are None. ``settings`` is also None unless a folder was loaded.
 
     Attributes:
         model: The user's model and its samples.
@@ -122,13 +122,13 @@ class Record:
         return result
 
     def selecting(self) -> Record:
-        """Return a copy that selects the smallest method that fits the inputs, if the methods are one model with several shapes."""
+        """Return a copy. If the methods are one model with several shapes, it selects the smallest method that fits the inputs."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return copy
 
     def choose(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Return the method for the shapes of flattened inputs, and the padded inputs.
+        """Return the method that fits the flattened inputs, and the padded inputs.
 
         Raises:
             HostError: No method accepts the shapes.
@@ -146,7 +146,7 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """The axes along which each input may differ in size from ``inputs``, or None if all sizes are fixed."""
+        """The axes of each input whose sizes can vary, or None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
@@ -168,7 +168,7 @@ class Record:
         return list(outputs) if self.selection is None else self.selection.crop(outputs, shapes_of(inputs))
 
     def with_method(self, method: Record) -> Record:
-        """Add the record of another method of the same file, and return this record."""
+        """Add the record of another method of the same file, and return ``self``."""
         self.methods_by_name[method.method] = method
         method.methods_by_name = self.methods_by_name
         return self

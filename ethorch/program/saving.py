@@ -42,7 +42,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise EthorchError if the parent folder is not writable. If the path has no suffix, its parent folders need not exist."""
+    """Raise EthorchError if the parent folder is not writable. For a path without a suffix, check the nearest existing parent."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent

@@ -45,7 +45,7 @@ _WORTH = 0.005  # minimum relative improvement of a suggestion
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change of the settings or the model, and its effect on the program.
+    """A change to the settings or the model, and its effect on the program.
 
     Attributes:
         change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.
@@ -104,7 +104,7 @@ class Suggestions:
 
 
 def suggestions(record: Record, compile_by: Compile) -> Suggestions:
-    """Compile the program with several changes, and return the changes that make it smaller or faster.
+    """Compile the program with each change, and return the changes that make it smaller or faster.
 
     Args:
         compile_by: Function that compiles a model with the given settings, without a budget search.
@@ -202,7 +202,10 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75% (a multiple of 8), or None if it is quantized or has no large image."""
+    """Return the model with image sizes reduced to 75% and rounded down to a multiple of 8.
+
+    Return None if the model is quantized or has no large image.
+    """
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE

@@ -31,7 +31,7 @@ GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of a search for 16-bit modules or compressed weights, before the compilation.
+    """The result of a search for 16-bit modules or compressed weights, before compilation.
 
     Attributes:
         model: The model to compile, and its samples.

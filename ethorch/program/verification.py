@@ -82,7 +82,7 @@ class _Check:
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Verify the outputs for the random inputs of ``vela.repair``, if no sample executes the delegate."""
+        """Verify the delegate on the random inputs of ``vela.repair`` if no sample verified it."""
         if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
             self.run_on(inputs[0])
 
@@ -183,7 +183,7 @@ def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> boo
 
 
 def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
-    """Return the bytes that the first delegate reads, or None if operators other than quantize operators and casts precede it."""
+    """Return the first delegate's inputs as bytes, or None if an operator other than quantize or cast precedes the delegate."""
     if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
         return None
     arrays: dict[int, Array] = {}

@@ -57,7 +57,7 @@ def quantize_methods(
     alternatives: bool = False,
     operators: Mapping[str, QuantizationConfig | None] | None = None,
 ) -> dict[str, GraphModule]:
-    """Quantize one or several models, which may share buffers.
+    """Quantize one or more models, which may share buffers.
 
     Shared buffers, and results of operators in shared submodules, have the same scale in all models. The returned models share
     copies of the buffers.

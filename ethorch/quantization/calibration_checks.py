@@ -43,7 +43,7 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """The rank and batch size of a tensor, and the strongest correlation of neighboring elements.
+    """The rank and batch size of a tensor, and the strongest correlation between neighboring elements.
 
     The correlation is None if the tensor is small or constant.
     """

@@ -101,7 +101,7 @@ def get_symmetric_quantization_config(
         weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Defaults to ``mse`` for up to four bits,
             and to ``max`` otherwise.
         percentile: Percentage of values inside the range (above 50, at most 100), for ``calibration="percentile"``.
-        averaging_constant: Weight of the newest input, for ``calibration="moving_average"`` and QAT.
+        averaging_constant: Weight of the newest input in averages, for ``calibration="moving_average"`` and QAT.
 
     Raises:
         QuantizationError: A range is empty, excludes zero or exceeds int8, or a method is unknown.
@@ -186,7 +186,7 @@ def get_symmetric_a8w4_quantization_config(
     calibration: str = "mse",
     weight_calibration: str | None = None,
 ) -> QuantizationConfig:
-    """Return a config with int8 activations and 4-bit weights (-7..7). Most networks require training with this config.
+    """Return a config with int8 activations and 4-bit weights (-7..7). Most networks require QAT with this config.
 
     See :func:`get_symmetric_quantization_config` for the arguments.
     """

@@ -293,7 +293,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached on the operands of another branch, outer branches first."""
+    """Run each branch that no sample reached, outer branches first, with the operands of another branch."""
     unreached, unseen = list[str](), list[str]()
     for branch in branches:
         if branch.operands:

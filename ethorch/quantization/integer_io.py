@@ -33,7 +33,7 @@ def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: An input or output is used in float, quantized to another type, or quantized differently by its readers.
+        QuantizationError: An input or output is not quantized to ``io``, or the readers of an input quantize it differently.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)

@@ -14,10 +14,10 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that only it reads, or with all inputs if they come from one tensor.
+    """Share a concatenation's observer with inputs that only it reads, or with all inputs if they are views or pools of one tensor.
 
-    Each group with a shared observer consists of observed nodes, and of edges (argument, reader) from unquantized program
-    inputs or constants. The group uses the observer of its first member.
+    A group that shares an observer contains observed nodes, and edges (argument, reader) whose argument is not observed, e.g. a
+    program input. The group uses the observer of its first member.
 
     Args:
         is_absorbed: Predicate for nodes that absorb a clamp. Their observers are placed after the clamp.

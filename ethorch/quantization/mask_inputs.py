@@ -23,7 +23,7 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection for program inputs that are added to scores, for the sums, and for softmax inputs.
+    """Enable mask detection for softmax inputs, for program inputs that are added to scores, and for these sums.
 
     The ranges of the mask and the sum are extended, so that a masked score is always below all unmasked scores.
     """

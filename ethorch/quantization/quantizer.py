@@ -81,7 +81,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize float program inputs and outputs with a config, or like the operators that use them if the config is None.
+        """Set the config of float program inputs and outputs. If it is None, they use the configs of adjacent operators.
 
         The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
         or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
@@ -90,24 +90,24 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize one or several submodules by name, e.g. ``"blocks.sub"``."""
+        """Quantize one or more submodules by name, e.g. ``"blocks.sub"``."""
         self.settings.module_names.update(dict.fromkeys(_as_list(module_name), quantization_config))
         return self
 
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize all submodules of one or several classes. Accepts classes and class names."""
+        """Quantize all submodules of one or more classes. Class names are also accepted."""
         self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 
     def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the nodes that call one or several targets, e.g. ``torch.ops.aten.add.Tensor``."""
+        """Quantize the nodes that call one or more targets, e.g. ``torch.ops.aten.add.Tensor``."""
         self.settings.targets.update(dict.fromkeys(_as_list(node_target), quantization_config))
         return self
 
     def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize one or several FX nodes by name."""
+        """Quantize one or more FX nodes by name."""
         self.settings.names.update(dict.fromkeys(_as_list(node_name), quantization_config))
         return self
 
@@ -133,7 +133,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             fold_quantize: See ``convert_pt2e``.
 
         Raises:
-            QuantizationError: ``calibration_samples`` is empty, or no sample reached a control-flow operator.
+            QuantizationError: ``calibration_samples`` is empty, or a control-flow operator was never reached.
         """
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 
@@ -179,7 +179,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Check an annotated graph, and warn if no operator is annotated.
+        """Check a graph after annotation, and warn if no operator is annotated.
 
         Raises:
             QuantizationError: An operator has inputs on different devices.

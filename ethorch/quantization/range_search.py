@@ -58,7 +58,7 @@ def bin_centres(reach: float) -> Floats:
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent of the values, leaving equally many below and above."""
+    """Return the (low, high) range of the central ``percentile`` percent of the values."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -69,8 +69,8 @@ def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[f
 def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
     """Return the (low, high) with the least expected squared error.
 
-    The error includes rounding, and the clipping of calibration values and of unseen values. Clipping of unseen values is
-    estimated from the variation of the extremes between inputs. It matters for small tensors, such as logits.
+    The error includes rounding, and the clipping of calibration values and of unseen values. Clipping of unseen values
+    matters for small tensors, such as logits, and is estimated from the variation of the extremes between inputs.
 
     Args:
         seen: Observations with a positive reach and nonzero elements.
@@ -124,7 +124,7 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return the (standard deviation, degrees of freedom) of ``extremes``. If the deviation is 0, the range is not widened."""
+    """Return the (standard deviation, degrees of freedom) of ``extremes``. The deviation is 0 if the range must not be widened."""
     # If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0

@@ -40,7 +40,7 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return ``name`` and ``module.<name>`` (its name in a wrapped model), each only if ``module`` has such a submodule."""
+    """Return those of ``name`` and ``module.<name>`` (the name in a wrapped model) that are submodules of ``module``."""
     names = {submodule for submodule, _ in module.named_modules()}
     return [submodule for submodule in (name, f"module.{name}") if submodule in names]
 

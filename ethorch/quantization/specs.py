@@ -60,7 +60,7 @@ def check_int32(config: QuantizationConfig) -> None:
     """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: Zero points other than 0 are possible. They would overflow in ExecuTorch's CPU kernel.
+        QuantizationError: A nonzero zero point is possible, which would overflow in ExecuTorch's CPU kernel.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:

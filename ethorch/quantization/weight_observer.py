@@ -24,7 +24,7 @@ _BIAS_BITS = {
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """Multiply each row's scale by the factor with the least squared error, among ``tried`` factors from 0.3 to 1."""
+    """Multiply each row's scale by the factor with the least squared error. ``tried`` is the number of factors from 0.3 to 1."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor

@@ -54,7 +54,7 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """The growth in percent, inf or -inf if ``before`` is zero, or None if a value is unknown."""
+        """The growth in percent, or None if a value is unknown. Changes from zero or infinity are infinite."""
         return _percent(self.before, self.after)
 
     def is_worse(self, percent: float) -> bool:
@@ -185,7 +185,7 @@ class ProgramComparison:
     """A comparison of two builds of a program.
 
     Attributes:
-        added, removed: Methods that only the second or only the first build contains.
+        added, removed: Methods only in the second build, and methods only in the first.
     """
 
     methods: Mapping[str, BuildComparison]

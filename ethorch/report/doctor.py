@@ -22,7 +22,8 @@ class Check:
     """The state of one requirement.
 
     Attributes:
-        state: ``ok``, ``warning`` (ethorch is not installed), ``missing`` (optional), or ``wrong`` (ethorch does not work).
+        state: ``ok``, ``warning`` (ethorch is not installed), ``missing`` (optional), or ``wrong`` (required, but missing or
+            unsuitable).
         found: Version or path, or "" if the requirement is missing.
     """
 

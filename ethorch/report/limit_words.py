@@ -50,7 +50,7 @@ def words(limits: Limits, windows: bool = True) -> list[str]:
 
 
 def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
-    """Return (families, phrases) with the limits of the given TOSA operators. NPU families with equal limits share an entry."""
+    """Return one (NPU families, phrases) pair for each distinct set of limits of the given TOSA operators."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():

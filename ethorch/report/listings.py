@@ -135,7 +135,7 @@ def operators_text(rows: list[Row]) -> str:
 
 
 def verdicts(row: Row, family: str) -> str:
-    """Return how many calls an NPU family supports, e.g. ``all``, ``no``, ``3 of 5``, or ``all / no`` for int8 and int16."""
+    """Summarize the calls that an NPU family supports, e.g. ``all``, ``no``, ``3 of 5``, or ``all / no`` for int8 and int16."""
     family_verdicts = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
     return family_verdicts[0] if family_verdicts[0] == family_verdicts[1] else " / ".join(family_verdicts)
 
@@ -163,8 +163,8 @@ def target_differences(a: str, b: str) -> Row:
 
     Returns:
         A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA
-        operator) contain both targets' values. ``operators`` contains, for each target, the operators with more supported calls
-        than on the other target.
+        operator) contain both targets' values. ``operators`` contains, for each target, the operators of which it supports
+        more calls than the other target.
 
     Raises:
         SpecError: A name is unknown.

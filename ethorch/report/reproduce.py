@@ -23,8 +23,8 @@ _NOT_SET = ("shapes", "modules", "samples")
 def options(settings: Mapping[str, Any]) -> list[str]:
     """Return the command-line arguments for the settings in the result of ``Program.to_json``.
 
-    Omit ``shapes``, ``samples``, and default values, except those of target and scheme. Name a custom Vela ini file or board
-    without its folder.
+    Omit ``shapes``, ``samples``, and default values, except those of ``target`` and ``scheme``. Include only the file name of a
+    custom Vela ini file or board.
     """
     words: list[str] = []
     for name, flag in _FLAGS.items():
@@ -46,7 +46,7 @@ def command(settings: Mapping[str, Any], model: Sequence[str] = (MODEL,)) -> str
     """Return the shell command ``ethorch compile MODEL -o model.pte`` with the options.
 
     Args:
-        settings: Settings in ``Program.to_json``.
+        settings: See :func:`options`.
         model: Arguments that name the model and the calibration samples.
     """
     words = [word if word == MODEL else shlex.quote(word) for word in model]

@@ -129,7 +129,7 @@ def _describe_change(after: int, before: int, unit: str) -> str:
 
 
 def budget_rows(data: Data) -> Iterator[tuple[str, str, str, str]]:
-    """Iterate over (name, limit, figure, state) for each budget. The state is ``yes``, ``no`` or ``unknown``."""
+    """Iterate over (name, limit, figure, met) for each budget. ``met`` is ``yes``, ``no`` or ``unknown``."""
     for row in data["budgets"]:
         in_bytes = row["name"] in ("ram", "flash") or row["name"].startswith("memory ")
         limit, figure = (_budget_figure(row[key], in_bytes) for key in ("limit", "found"))
@@ -170,7 +170,7 @@ def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice to print, or "". Advice with ``is_saving`` is preferred, and refusals are ignored."""
+    """Return the advice to print, or "". Prefer advice with ``is_saving``, and ignore advice about refusals."""
     entries = [entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD]
     largest = min(entries, key=lambda entry: not entry.is_saving, default=None)
     if largest is None:

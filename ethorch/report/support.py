@@ -1,6 +1,6 @@
 """The supported calls of each operator on each NPU family, read from ``support.json``.
 
-``python -m tools.support`` writes this file, which contains the results of a dry run of the lowering.
+``python -m tools.support`` performs a dry run of the lowering, and writes the results to ``support.json``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Support:
 
     Attributes:
         refused: Refused calls for each case. See :data:`CASES`.
-        tosa: TOSA operators to which the first sample call is lowered, for each case.
+        tosa: TOSA operators of the first supported call for each case.
     """
 
     calls: int
@@ -48,7 +48,7 @@ class Support:
     tosa: dict[str, tuple[str, ...]]
 
     def verdict(self, case: str) -> str:
-        """Return the number of supported calls: ``all``, ``no``, or e.g. ``3 of 5``."""
+        """Return the number of supported calls as text: ``all``, ``no``, or e.g. ``3 of 5``."""
         left = self.calls - len(self.refused[case])
         return "all" if left == self.calls else f"{left} of {self.calls}" if left else "no"
 

@@ -28,7 +28,7 @@ class Verdict:
 
 
 def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
-    """Return the verdicts on memory, time and accuracy, which compare the figures in ``data`` with its budgets."""
+    """Compare the figures in ``data`` with the budgets, and return the verdicts on memory, time and accuracy."""
     budgets = {row["name"]: row for row in data["budgets"]}
     return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
 

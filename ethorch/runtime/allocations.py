@@ -57,10 +57,10 @@ class _Idle:
 def measure(
     program: bytes, method: str = "forward", *, method_pool_bytes: int | None = None, temporary_bytes: int | None = None
 ) -> Allocated:
-    """Load a method of a .pte, run it once on zeros without simulating the NPU, and return the allocations.
+    """Load a method of a .pte, run it once on all-zero inputs without simulating the NPU, and return the allocations.
 
     Args:
-        method_pool_bytes, temporary_bytes: Allocator sizes in bytes. Default: 64 MiB.
+        method_pool_bytes, temporary_bytes: Allocator sizes in bytes. Default: 64 MiB each.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.

@@ -23,7 +23,7 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
     """Check the tensors of delegate calls, and return the method's Ethos-U payloads.
 
     Raises:
-        ProgramError: A delegate call does not match the payload.
+        ProgramError: A delegate call does not match its payload.
     """
     payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
@@ -103,7 +103,7 @@ def check_kernel_calls(description: Method) -> None:
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """Return the accepted value kinds of each argument, or None if the schema is unknown. An empty set accepts any kind."""
+    """Return the accepted value kinds of each argument, or None if the schema is unknown. An empty set stands for all kinds."""
     kinds = []
     types = _schemas().get(operator) or _schema_of_torch(operator)
     if types is None:
@@ -117,7 +117,7 @@ def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Return the argument types of all operators with an ExecuTorch kernel, as written by ``python -m tools.kernel_schemas``."""
+    """Read the argument types of all operators with an ExecuTorch kernel from the file written by ``tools.kernel_schemas``."""
     schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
     return schemas
 

@@ -46,7 +46,7 @@ _DONE = 1  # result of a successful run; a callback that raises an exception ret
 
 
 class Delegate:
-    """A loaded delegate, with its machine and the persistent buffers that the machine reads in place."""
+    """A loaded delegate, with its machine and the persistent buffers to read in place."""
 
     def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
         self.payload, self.machine, self.buffers = payload, machine, buffers

@@ -26,7 +26,7 @@ class Elements:
     """The elements of a tensor in storage order.
 
     Attributes:
-        dtype: PyTorch's name of the dtype.
+        dtype: PyTorch's name for the dtype.
         order: Axes in storage order, outermost first.
         data: Bytes of the elements in storage order.
     """

@@ -102,8 +102,8 @@ class HostProgram:
 
         Raises:
             HostError: See :meth:`__call__`.
-            MachineFault: The command stream is invalid. The exception's ``image`` is the sample's number if samples are
-                simulated together.
+            MachineFault: The command stream is invalid. ``image`` is the sample's number if samples are simulated
+                together.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine

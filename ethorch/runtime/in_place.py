@@ -1,4 +1,4 @@
-"""Let the simulated NPU read persistent buffers in place, as in generated firmware."""
+"""Let the simulated NPU read persistent buffers in place, as generated firmware does."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return a machine and the numbers of the inputs that it reads in place, or None if it cannot read any in place.
+        """Return a machine and the indices of the inputs that it reads in place, or None if no input can be read in place.
 
         Args:
             inputs: Address of each input.

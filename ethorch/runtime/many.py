@@ -86,7 +86,7 @@ def run_batch(
         payload: Function that returns the payload for a delegate number.
 
     Raises:
-        MachineFault: The command stream is invalid. The attribute ``image`` is the number of the sample.
+        MachineFault: The command stream is invalid. ``image`` is the sample's number.
     """
     unfinished = list(recordings)
     while unfinished:

@@ -35,7 +35,7 @@ class EthorchError(Exception):
 
 
 class SpecError(EthorchError, ValueError):
-    """An invalid setting, or an unknown name of e.g. a target or flag. For an unknown name, the message lists known names."""
+    """An invalid setting, or an unknown name, e.g. of a target or flag. For an unknown name, the message lists the known names."""
 
 
 class UserCodeError(EthorchError):
@@ -58,11 +58,11 @@ class QuantizationError(EthorchError, ValueError):
 
 
 class VelaError(EthorchError):
-    """A failure of Vela to compile a graph.
+    """A graph that Vela failed to compile.
 
     Attributes:
-        declined: Vela's message for the source location (an Origin) of each refused operator.
-        too_long: Location at which the command stream exceeds its maximum length.
+        declined: Vela's message for each refused operator, by source location (an Origin).
+        too_long: Location of the operator at which the command stream becomes too long.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """
 
@@ -99,7 +99,7 @@ class MachineFault(EthorchError):
     Attributes:
         operation: The failed ``npu.stream.Operation``, if known.
         source: The operator (``npu.Source``) that contains the operation, if known.
-        image: Index of the input in a batch.
+        image: Index of the sample if several run together.
     """
 
     operation: Any = None
@@ -107,7 +107,7 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """Return a copy of this fault that names an input of a batch."""
+        """Return a copy of this fault that identifies a sample."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
@@ -117,7 +117,7 @@ class VerificationError(EthorchError):
     """A compiled delegate that cannot run, or whose outputs differ from those of its TOSA graph.
 
     Attributes:
-        operator: First operator that differs, with its source location, or "".
+        operator: First operator that fails or has a wrong result, with its source location, or "".
         value: Name of the operator's result in the rewritten TOSA graph, or "" if a rewrite changed the result.
     """
 
@@ -134,7 +134,7 @@ class HostError(EthorchError):
 
 
 class EmulatorError(EthorchError):
-    """An emulator or FVP of a virtual board that is not installed or has failed."""
+    """A missing or failed emulator or FVP of a virtual board."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,6 @@ class Unsupported(EthorchError):
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> SpecError:
-    """Create a SpecError for an unknown name. The message lists similar and known names."""
+    """Create a SpecError for an unknown name. The message suggests similar names and lists all known names."""
     options = sorted(names)
     return SpecError(f"unknown {kind} {shorten(name)}.{did_you_mean(name[:99], options)} Known: {', '.join(options)}.")

@@ -1,7 +1,7 @@
 """A lock for export, tracing and conversion, because ``torch.export`` and torch's tracers have global state.
 
-Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``. Forks also acquire the lock, so that a child process
-does not inherit a lock that is never released.
+Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``. A fork also acquires the lock, so that the lock is free
+in the child process.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _has_frozen_objects = False
 def delay_collection() -> Iterator[None]:
     """Disable garbage collection inside the context, e.g. during imports or work whose results stay alive.
 
-    After the context, all objects are in the oldest generation, so that the next collections skip them.
+    On exit, all objects move to the oldest generation, so that the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -27,7 +27,7 @@ def delay_collection() -> Iterator[None]:
 
 
 def _age_objects() -> None:
-    """Move all objects to the oldest generation, unless this would release objects frozen by the user."""
+    """Move all objects to the oldest generation, unless this would unfreeze objects that the user froze."""
     global _has_frozen_objects
     _has_frozen_objects = _has_frozen_objects or gc.get_freeze_count() > 0
     if not _has_frozen_objects:

@@ -40,9 +40,9 @@ class Ratio:
 def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
-    Sums are computed in float64 over all tensors in nested tuples, lists and dicts, or only over floating-point tensors if any
-    tensor is floating-point. The ratio is inf for equal tensors, and nan if a tensor contains NaN. It is -inf if only the
-    reference is zero or the error is infinite.
+    Sums are computed in float64 over all tensors in nested tuples, lists and dicts. If the reference contains floating-point
+    tensors, only these count. The ratio is inf for equal tensors, and nan if a tensor contains NaN. It is -inf if the error is
+    infinite, or if only the reference is zero.
 
     Raises:
         ValueError: The number or the shapes of the tensors differ, or only the reference is floating-point.
@@ -60,7 +60,7 @@ class OutputRatios:
         self._ratios: dict[int, Ratio] = {}
 
     def add(self, reference: Any, approximation: Any) -> None:
-        """Compare the outputs of a sample with a reference, as :func:`sqnr_db` does, and add the results."""
+        """Update the ratio of each output with a sample. Tensors are compared as in :func:`sqnr_db`."""
         for number, a, b in _pair_tensors(reference, approximation):
             self._ratios.setdefault(number, Ratio()).add(a, b)
 
@@ -73,7 +73,7 @@ class OutputRatios:
 
 
 def lowest_sqnr_db(references: Sequence[Any], approximations: Sequence[Any]) -> float:
-    """Return the lowest SQNR of any output over several samples, in dB. Raise ValueError as :func:`sqnr_db` does."""
+    """Compute the SQNR of each output over all samples, and return the lowest in dB. Raise ValueError as :func:`sqnr_db` does."""
     ratios = OutputRatios()
     for reference, approximation in zip(references, approximations, strict=True):
         ratios.add(reference, approximation)

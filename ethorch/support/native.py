@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return the reason why a user other than this user and root can replace a library in a folder, or None.
+    """Return the reason why other users could replace a library in a folder, or None if they cannot.
 
     After symbolic links are resolved, the folder and its parents must belong to this user or to root. Other users must not have
     write access, except to sticky parents like ``/tmp``.

@@ -15,7 +15,7 @@ def display_progress(enabled: bool | None = None) -> Iterator[None]:
     """Display the stages inside the context on stderr or in the notebook, and remove the display at the end.
 
     Args:
-        enabled: Defaults to True on a terminal and in a notebook, unless a listener is active.
+        enabled: Whether to display the stages. Default: True on a terminal or in a notebook, unless a listener is active.
     """
     notebook = in_notebook()
     if enabled is None:

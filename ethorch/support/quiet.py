@@ -23,9 +23,9 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute other libraries' warnings and those of their log messages that repeat exceptions. Keep log levels set by the user.
+    """Mute warnings of other libraries, and their log messages that repeat exceptions. Keep log levels set by the user.
 
-    Filters and levels are global. The first thread in the context sets them, and the last restores them.
+    Filters and levels are global. The first thread to enter the context sets them, and the last to leave restores them.
     """
     global _inside
     with _lock:

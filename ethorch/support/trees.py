@@ -1,6 +1,6 @@
-"""Nested values and their tensors, without importing torch.
+"""Flatten nested values and recognize tensors without importing torch.
 
-Until torch is imported, only lists, tuples and dicts are nested values.
+Until torch is imported, only lists, tuples and dicts are flattened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the leaves of a nest in order, and a function that rebuilds the nest from other leaves."""
+    """Return a nested value's leaves in order, and a function that builds the same structure from other leaves."""
     if "torch" in sys.modules:
         from torch.utils import _pytree as pytree
 

@@ -11,7 +11,7 @@ PACKAGES = ("ethorch", "torch", "torchao", "executorch", "ethos-u-vela", "tosa-t
 
 
 def versions() -> dict[str, str]:
-    """Return a dict that maps each package name to the version or to ``not installed``."""
+    """Return a dict that maps each package name to its version or to ``not installed``."""
     version_by_name = {}
     for name in PACKAGES:
         try:

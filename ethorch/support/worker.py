@@ -23,7 +23,7 @@ class Task:
     """A call that another process can execute.
 
     Attributes:
-        content: Pickled function with its bound objects. It is loaded only by worker processes of this program.
+        content: Pickled function with its bound objects. It is loaded only by the creator's worker processes.
         folders: Folders from which the user's classes are imported.
         creator: Id of the process that assigns the call. Workers end when this process ends.
         pipe: The creator's ``lifeline``.
@@ -36,7 +36,7 @@ class Task:
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
-        """Create a call of ``function``. ``users`` are bound objects whose classes are defined by the user."""
+        """Create a task that calls ``function``. ``users`` are bound objects whose classes are defined by the user."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
         return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 

@@ -119,7 +119,7 @@ class ArmCompileSpec:
     def to_list(self) -> list[CompileSpec]:
         """Return the spec as a list of ExecuTorch's CompileSpecs.
 
-        Each item has the attribute ``from_ethorch``, because ExecuTorch's Arm backends have the same names as ethorch's.
+        The attribute ``from_ethorch`` of each item identifies ethorch, because ExecuTorch's Arm backends have the same names.
 
         Raises:
             SpecError: Debug information is requested, but no folder is set.
@@ -223,8 +223,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: Size of the NPU's arena. ``"fast"`` does not limit the size. ``"free"`` selects the smallest size with at most
             0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, which is exceeded only if Vela's
             smallest arena is larger. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
-        resident_bytes: Maximum growth of the arena in bytes for the pass ``resident-weights``, which copies weights that are read
-            several times per call.
+        resident_bytes: Maximum number of bytes that the pass ``resident-weights`` adds to the arena for copies of
+            repeatedly read weights.
         config_text: Contents of an ini file that replaces ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
         verify: Whether to compare each delegate in the simulator with the TOSA reference on random inputs, and to insert copies
@@ -344,7 +344,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """The flags of the equivalent Vela command line. For ``config_text``, they contain the name of an ini file."""
+        """The flags of the equivalent Vela command line. With ``config_text``, the ini file is ``<system_config>.ini``."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():

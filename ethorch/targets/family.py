@@ -16,7 +16,7 @@ class Family:
     Attributes:
         vela_arch: Vela's name for the architecture.
         tosa_extensions: Supported TOSA extensions, as in ExecuTorch 1.4.1 (backends/arm/ethosu/compile_spec.py).
-        default_system_config, default_memory_mode: Default sections of Vela's vela.ini. Source: see ``tosa_extensions``.
+        default_system_config, default_memory_mode: Default sections of Vela's vela.ini, also as in ExecuTorch 1.4.1.
         address_bits: Address width of the memory ports (Vela's axi_port_address_width).
         port_bytes: Bytes that a port transfers per memory cycle (Vela's axi_port_bytes_per_cycle).
         limits: Limits in Vela 5.2, keyed by TOSA operator.

@@ -27,7 +27,7 @@ class Target:
         name: Value of Vela's ``--accelerator-config``, e.g. ``ethos-u55-128``.
         family: ``u55``, ``u65`` or ``u85``.
         macs: 8-bit multiply-accumulates per cycle, summed over all cores.
-        cores: Number of MAC engines, each with ``macs / cores``. Source: Vela's accelerator_configs.
+        cores: Number of MAC engines. Each computes ``macs / cores`` per cycle. Source: Vela's accelerator_configs.
     """
 
     name: str

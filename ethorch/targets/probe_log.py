@@ -18,12 +18,12 @@ _RESULT = re.compile(r"\bstream ([\w-]+): (\d{1,9}) runs, (\d{1,9}) different")
 
 
 def read_probe_log(file: Path, target: str) -> str:
-    """Return the setting ``stream`` that omits the passes whose streams failed on the board.
+    """Return a value of the setting ``stream`` that omits the passes whose streams failed on the board.
 
-    A stream fails if outputs differ, or if the log ends before its result. Passes in ``UNTESTED`` must be in the log.
+    A stream fails if the log reports wrong outputs or no result. Passes in ``UNTESTED`` are omitted unless the log lists them.
 
     Raises:
-        SpecError: The file cannot be read or is not such a log, the log is of another NPU, or Vela's stream failed.
+        SpecError: The file cannot be read, it is not the log of a probe for ``target``, or Vela's stream failed.
     """
     try:
         with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""A record of the methods that are compiled from one model for several input shapes, stored in the .pte."""
+"""A record, stored in the .pte, of the methods compiled from one model for several input shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Places = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class Padding:
-    """An axis along which inputs can be padded, because earlier results do not depend on later elements.
+    """An axis along which inputs can be padded, because earlier output elements do not depend on later input elements.
 
     Attributes:
         inputs: The axis in each input.
@@ -35,7 +35,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Selection:
-    """Methods that are compiled from one model for several input shapes.
+    """Methods compiled from one model for several input shapes.
 
     Attributes:
         shapes: Input shapes, keyed by method, smallest first.
@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Return the selection that a program records, or None if the program does not record one."""
+        """Return the selection recorded in a program, or None if there is none."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None
@@ -69,7 +69,7 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Return a copy for inputs and outputs in NHWC layout. ``ranks`` contains the ranks of all inputs and of all outputs."""
+        """Return a copy for inputs and outputs in NHWC layout. ``ranks`` contains the input ranks and the output ranks."""
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
             return tuple((number, nhwc_axis(axis, ranks[number]), step) for number, axis, step in places)
@@ -108,7 +108,7 @@ class Selection:
         return padded_inputs
 
     def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Crop the outputs to the sizes that correspond to the unpadded inputs. ``shapes`` contains the shapes of these inputs."""
+        """Crop the outputs to the sizes that correspond to unpadded inputs of these shapes."""
         cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))

@@ -91,7 +91,7 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
 
 
 def shapes_from(description: Any) -> tuple[Shapes, ...]:
-    """Parse the input shapes of one or several methods.
+    """Parse the input shapes of one or more methods.
 
     Args:
         description: A string such as ``"1x64x32,1x64"`` with the shapes of one method, or a sequence with one entry per method. An
@@ -157,7 +157,7 @@ class Settings:
 
     Attributes:
         target: Name of the NPU (see ``ethorch targets``). Default: the board's first NPU, or ``ethos-u55-128``.
-        scheme: Quantization scheme of the model, either one of SCHEMES or a ``QuantizationConfig``, which is saved as ``custom``.
+        scheme: Quantization scheme of the model, one of SCHEMES or a ``QuantizationConfig``, which is saved as ``custom``.
         modules: Schemes, keyed by submodule name or by FX name of an operator. The scheme ``float`` keeps operators on the CPU.
         io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
@@ -170,7 +170,7 @@ class Settings:
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         vela_flags: Additional Vela command-line flags.
-        arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (any size), or a
+        arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (unlimited), or a
             limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
             times per call. The NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
@@ -184,8 +184,8 @@ class Settings:
         verify: Whether to compare each delegate in the simulator with the TOSA reference, on random inputs and calibration samples.
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), comma-separated names
             of passes, or the ``.log`` file of ``ethorch firmware --probe``, to use the passes that were correct on the board.
-        share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires firmware
-            with the delegate of ethorch or of ExecuTorch 1.5.
+        share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires
+            ExecuTorch 1.5 or firmware written by ethorch.
         etrecord: Whether to create an ETRecord, which ExecuTorch's Inspector requires to map events to operators. ``Program.save``
             writes it to the program's folder. With an ETRecord, compilation uses ExecuTorch's slower lowering.
         samples: Data for commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
@@ -314,15 +314,15 @@ class Settings:
 
     @cached_property
     def selected_stream(self) -> str:
-        """``stream``, or the passes that a probe's log selects."""
+        """``stream``, or the passes derived from it if it is a probe's log."""
         return read_probe_log(Path(self.stream), lookup(self.target).name) if self.stream.endswith(".log") else self.stream
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The compile spec for these settings. If ``constants`` is ``auto``, the spec does not copy weights to the arena.
+        """The compile spec for these settings. If ``constants`` is ``auto``, no weights are copied to the arena.
 
         Raises:
-            SpecError: The target does not support the settings, or ``auto`` is used without a RAM budget.
+            SpecError: The target does not support the settings, or ``constants`` is ``auto`` without a RAM budget.
         """
         if self.constants == AUTO and self.ram_limit is None:
             raise SpecError("constants='auto' requires a RAM limit. Use ram (--ram), a board (--board), or constants='sram'.")
@@ -379,7 +379,7 @@ class Settings:
     def with_(self, **changes: Any) -> Settings:
         """Return a copy with changed fields. None leaves a field unchanged.
 
-        A new board without a target selects the board's first NPU.
+        A new board's first NPU becomes the target, unless ``target`` is passed.
         """
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:

@@ -16,7 +16,7 @@ from ethorch.tosa.opset import OPSET
 
 @dataclass(frozen=True)
 class TosaTarget:
-    """The TOSA specification as a target, with the attributes of :class:`Target` that lowering uses."""
+    """A TOSA specification as a target, with the attributes of :class:`Target` that lowering uses."""
 
     name: str
     limits: Mapping[str, Limits]
@@ -43,7 +43,7 @@ class TosaCompileSpec(ArmCompileSpec):
 
     @property
     def target(self) -> TosaTarget:
-        """The specification as a target. Its only limits are omitted extensions and, with ``u55``, the limits of Ethos-U55."""
+        """The specification as a target. It is limited only by omitted extensions and, with ``u55``, by the limits of Ethos-U55."""
         family = "u55" if self.tosa_spec.is_U55_subset else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):

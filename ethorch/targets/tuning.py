@@ -102,7 +102,7 @@ class ReadPlanes:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenWeights:
-    """Quantization of an INT8 operand of MATMUL that the NPU can convert to weights (``npu.passes.attention``)."""
+    """The quantization of an INT8 MATMUL operand that the NPU can convert to weights (``npu.passes.attention``)."""
 
     #: Zero point for which all 256 int8 values of the operand are valid weights.
     zero_point: int

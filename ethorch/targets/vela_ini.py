@@ -34,7 +34,7 @@ class MemorySystem:
     Attributes:
         core_clock_hz: NPU clock. Vela's estimates are in cycles of this clock.
         const_area, arena_area, cache_area: Memories for constants, feature maps and staged data.
-        arena_cache_bytes: Size of the staging memory, or limit of the arena without staging. None if the file does not define it.
+        arena_cache_bytes: Size of the staging memory or, without staging, limit of the arena. None if the file does not define it.
         constants_in_sram: Whether constants and feature maps share the SRAM (Sram_Only).
     """
 
@@ -47,7 +47,7 @@ class MemorySystem:
 
     @property
     def staged(self) -> bool:
-        """True if staging uses a separate memory, region 2 (Dedicated_Sram)."""
+        """True if region 2 is a separate staging memory (Dedicated_Sram)."""
         return self.cache_area != self.arena_area
 
 
@@ -188,7 +188,7 @@ def list_shipped_configs() -> list[str]:
 def load(names: Sequence[str]) -> VelaConfig:
     """Read one or more ini files. Raise SpecError if a file is missing or invalid.
 
-    As in Vela, a value in a later file overrides the value with the same section and key in an earlier file.
+    As in Vela, later files override values with the same section and key in earlier files.
     """
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))
@@ -214,7 +214,7 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
 
 @lru_cache(maxsize=64)
 def parse(text: str, name: str) -> VelaConfig:
-    """Parse an ini text. Raise SpecError if it is malformed. ``name`` is the file name in error messages."""
+    """Parse an ini file's text. Raise SpecError if it is malformed. ``name`` is the file name in error messages."""
     parser = ConfigParser()
     try:
         parser.read_string(text, source=name)

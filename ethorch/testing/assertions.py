@@ -58,7 +58,8 @@ def assert_runs_on_npu(
         The program.
 
     Raises:
-        AssertionError: A limit is exceeded. The message lists the source line, reason and remedy of each CPU operator.
+        AssertionError: A limit is violated, or no operator runs on the NPU. If ``max_cpu_ops`` is exceeded, the message lists the
+            source line, reason and remedy of each CPU operator.
         EthorchError: Compilation fails, or a figure is unknown, e.g. because the program was loaded from a file.
     """
     program = module if isinstance(module, Program) else compile_model(module, inputs, target, calibration=calibration, **settings)
@@ -149,7 +150,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
         inputs: Inputs of one inference. Defaults to the example inputs.
 
     Raises:
-        AssertionError: Elements differ. The message contains the delegate, the operator and the first different element.
+        AssertionError: Elements differ. The message contains the delegate, the operator and the first differing element.
         EthorchError: The program was loaded from a file, which does not contain TOSA graphs.
     """
     program_record = record_of(program)

@@ -28,7 +28,7 @@ def folder_of_test() -> Path | None:
 
 
 def collate(graphs: Iterable[Graph], specification: str) -> None:
-    """Write each graph to ``delegate_N_SPECIFICATION.tosa`` in ``folder_of_test()``, if it is not None."""
+    """Write each graph to ``delegate_N_SPECIFICATION.tosa`` in ``folder_of_test()``. If that is None, write nothing."""
     folder = folder_of_test()
     if folder is None:
         return

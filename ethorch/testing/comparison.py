@@ -19,7 +19,7 @@ from ethorch.support.wording import count_noun
 
 @dataclass(frozen=True)
 class Output:
-    """The location of an output's operator, and the output's scale if the output is quantized."""
+    """The operator that computes an output, with its location, and the output's scale if quantized."""
 
     place: str = ""
     scale: float | None = None
@@ -46,7 +46,7 @@ def _describe_output(node: Node) -> Output:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The maximum difference of an element: ``atol + rtol * |reference| + qtol * scale``."""
+    """The permitted difference of an element from the reference: ``atol + rtol * |reference| + qtol * scale``."""
 
     atol: float = 1e-3
     rtol: float = 1e-3

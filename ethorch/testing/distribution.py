@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def distribution(module: GraphModule, stage: str, report: PartitionReport | None, table: bool = True, dtypes: bool = True) -> str:
-    """Return the numbers of operators in a stage's graph as text.
+    """Return the operator counts of a stage's graph as text.
 
     Args:
         module: Graph with delegates as submodules.
@@ -49,7 +49,7 @@ def tosa_operators(module: GraphModule) -> list[tuple[str, str]]:
 
 
 def dtype_distribution(module: GraphModule, stage: str, table: bool = True) -> str:
-    """Return the numbers of inputs and results for each dtype as text.
+    """Return, as text, the counts of placeholders and operator results for each dtype.
 
     The JSON text has the keys ``stage`` and ``dtypes``. See :func:`distribution`.
     """

@@ -115,7 +115,7 @@ class Partition(harness.Partition):  # type: ignore[misc]
         self.delegate_module = artifact.to_backend(self.partitioner)
 
     def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
-        """Append the graph and the TOSA graph of each delegate to a file, by default standard output."""
+        """Append the stage's graph and each delegate's TOSA graph to a file, by default standard output."""
         super().dump_artifact(path_to_dump)
         _dump_delegates(self.graph_module, path_to_dump)
 

@@ -53,11 +53,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
-    Programs run in ExecuTorch's runtime with the simulator, and TOSA graphs run in the TOSA reference model. Failing checks
+    Programs run in ExecuTorch's runtime with the simulator, and TOSA graphs in the TOSA reference model. Failing checks
     raise AssertionError.
 
     Args:
-        module: Model, set to eval mode unless ``training`` is set.
+        module: Model, switched to eval mode unless ``training`` is True.
         example_inputs: Tuple, or a single tensor.
         compile_spec: Name of an NPU (``"ethos-u55-128"``) or of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
         calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
@@ -196,7 +196,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
-        """Return the graph of a stage (default: the last), for checks. Raise EthorchError if the stage has no graph."""
+        """Return the graph of a stage (default: the last). Raise EthorchError if the stage has no graph."""
         finished_stage = self._get_finished(stage)
         graph = finished_stage.graph_module
         if graph is None:
@@ -213,14 +213,14 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self.stages[kind]
 
     def dump_artifact(self, path: str | os.PathLike[str] | None = None, stage: StageType | None = None) -> Self:
-        """Append the artifact of a stage to a file, by default standard output. After ``serialize``, write the ``.pte``."""
+        """Append a stage's artifact to a file, by default standard output. After ``serialize``, write the ``.pte`` to ``path``."""
         self._get_finished(stage).dump_artifact(path)
         return self
 
     def dump_operator_distribution(
         self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True, include_dtypes: bool = True
     ) -> Self:
-        """Write the numbers of operators, including TOSA operators after lowering, to a file or to standard output.
+        """Write the operator counts, including TOSA operators after lowering, to a file or to standard output.
 
         Args:
             print_table: Whether to write a table instead of JSON.
@@ -231,7 +231,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         )
 
     def dump_dtype_distribution(self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True) -> Self:
-        """Write the numbers of inputs and results for each dtype. See ``dump_operator_distribution``."""
+        """Write the counts of placeholders and operator results for each dtype. See ``dump_operator_distribution``."""
         return self._dump(dtype_distribution(self.graph_module(), _name(self.cur), print_table), path_to_dump)
 
     def _dump(self, text: str, path: str | os.PathLike[str] | None) -> Self:
@@ -252,7 +252,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self
 
     def check_not(self, input: Sequence[str]) -> Self:
-        """Check that the code of the graph does not contain the strings."""
+        """Check that the graph's code does not contain any of the strings."""
         code = self.graph_module().code
         for text in input:
             if text in code:
@@ -276,10 +276,10 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self
 
     def check_dtype_count(self, dtype_dict: Mapping[str, Mapping[str, int]]) -> Self:
-        """Check the numbers of TOSA operators in the delegates for each result dtype.
+        """Check the counts of the delegates' TOSA operators for each result dtype.
 
         Args:
-            dtype_dict: Expected numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Other operators and dtypes are
+            dtype_dict: Expected counts by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Other operators and dtypes are
                 not checked.
         """
         counts = Counter(tosa_operators(self.graph_module()))
@@ -308,7 +308,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # outputs ----------------------------------------------------------------------------------------------------------
 
     def generate_random_inputs(self) -> Iterator[Inputs]:
-        """Yield random inputs. Floats are uniformly distributed in the range of the example. Other inputs are unchanged."""
+        """Yield the example inputs, with float tensors replaced by uniformly distributed random values of the same range."""
         if self.dynamic_shapes is not None:
             yield from super().generate_random_inputs()
             return
@@ -331,7 +331,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         run_eager_mode: bool = False,
         compare_outputs: bool = True,
     ) -> Self:
-        """Run the artifact of a stage and compare the outputs with a reference, by default the quantized module if there is one.
+        """Run the artifact of a stage and compare the outputs with a reference.
 
         Elements may differ by at most ``atol + rtol * |reference| + qtol * scale``, where ``scale`` is the scale of a quantized
         output.
@@ -343,7 +343,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             min_sqnr_db: Minimum SQNR against the float module.
             frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity, used instead of
                 ``atol``, ``rtol`` and ``qtol``.
-            reference_stage_type: Stage that computes the reference.
+            reference_stage_type: Stage that computes the reference. Default: the quantized module, or the float module before
+                ``quantize``.
             run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.
         """
         if isinstance(stage, tuple):

@@ -1,4 +1,4 @@
-"""Run an edge program with its delegates in the TOSA reference model and all other operators in PyTorch."""
+"""Run an edge program's delegates in the TOSA reference model, and all other operators in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CALL_DELEGATE = "executorch_call_delegate"
 
 
 def run_program(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """Return the outputs of a program, structured like the outputs of the model.
+    """Return the outputs of an edge program, structured like the model's outputs.
 
     Args:
-        program: Program of an edge program manager after ``TOSAPartitioner``.
+        program: Program from an edge program manager, partitioned by ``TOSAPartitioner``.
 
     Raises:
         EthorchError: A delegate is inside control flow, or the reference model rejects a delegate.

@@ -107,7 +107,7 @@ class Emitter:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Remove the operators emitted in the ``with`` block if it raises Unsupported."""
+        """If the ``with`` block raises Unsupported, remove the operators emitted in it, and re-raise."""
         op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield

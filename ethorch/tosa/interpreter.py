@@ -1,4 +1,4 @@
-"""Run integer TOSA graphs in NumPy, with the TOSA 1.0 semantics of all operators in Ethos-U delegates.
+"""Run integer TOSA graphs in NumPy. All operators of Ethos-U delegates have their TOSA 1.0 semantics.
 
 Matrix products use BLAS and the narrowest float type in which partial sums are exact.
 """

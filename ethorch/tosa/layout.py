@@ -1,6 +1,6 @@
 """Tensor layouts that represent NHWC storage, permutes and views without copying data.
 
-``dims`` lists the axes in memory of each logical dimension, e.g. ``((0,), (3,), (1,), (2,))`` for NCHW stored as NHWC.
+``dims`` lists the memory axes of each logical dimension, e.g. ``((0,), (3,), (1,), (2,))`` for NCHW stored as NHWC.
 """
 
 from __future__ import annotations

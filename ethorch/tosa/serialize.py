@@ -28,7 +28,7 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
-    """Return the flatbuffer, and the index of each operator of the main block in the serialized list, which includes CONSTs."""
+    """Return the flatbuffer, and each main-block operator's index in the serialized list, which includes CONSTs."""
     return _Writer(graph).write()
 
 

@@ -62,7 +62,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """Two runs of a calibrated graph on all samples: ``exact`` in float, and ``rough`` with all earlier nodes quantized."""
+    """Two runs of a calibrated graph on all samples, node by node: ``exact`` in float, and ``rough`` with quantization."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
@@ -179,7 +179,7 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean m of each column of float[samples, channels], times max(0, 1 - s^2 / m^2) with the standard error s of m."""
+    """Return the mean m of each column of float[samples, channels], times max(0, 1 - s^2 / m^2). s is the standard error of m."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

@@ -128,8 +128,8 @@ def sensitivity(
         model: Module in evaluation mode, or a graph module from torch.export.
         spec: Compile spec, or a configured quantizer.
         samples: Input tuples for calibration and measurement.
-        metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
-            better. Defaults to the lowest SQNR of an output, in dB.
+        metric: Function of (float outputs, quantized outputs), two lists with one entry per sample. It returns a number; larger
+            is better. Defaults to the lowest SQNR of an output, in dB.
         config: Config of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
         judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU with float operators on the CPU.

@@ -26,11 +26,11 @@ class NodeRunner:
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.
-        replace: Function that is called before each node is computed, and can return the values of the node.
+        replace: Function called before each node is computed. It returns the node's values, or None to compute them.
         write_back: Whether to run the nodes that write to buffers. Requires a single sample.
 
     Attributes:
-        values: Values of the current node and of nodes that later nodes read.
+        values: Values of computed nodes, discarded after their last use.
     """
 
     def __init__(

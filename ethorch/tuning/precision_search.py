@@ -1,4 +1,4 @@
-"""Search for the modules that require int16 activations or float to reach an accuracy."""
+"""Search for the modules that require int16 activations or float to meet an accuracy target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Step:
         cycles: Vela's cycle estimate, summed over all delegates.
         sram_bytes: Largest SRAM peak among the delegates.
         constant_bytes: Size of the ``.pte``.
-        delegates, cpu_operators: Numbers of delegates and of operators left on the CPU.
+        delegates, cpu_operators: Numbers of delegates and of CPU operators.
     """
 
     module: str
@@ -75,7 +75,7 @@ class MixedPrecision:
 
     Attributes:
         model: Quantized model of the best step, ready for torch.export and lowering.
-        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. Use the names in
+        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. They are valid keys in
             ``modules`` of ``ethorch.compile``.
         steps: Attempts with their costs. Each step raises one more module than the step before.
         reached: Whether ``model`` meets the accuracy target and ``max_cycles``.
@@ -145,8 +145,8 @@ def mixed_precision(
 ) -> MixedPrecision:
     """Raise the precision of the most sensitive modules until the accuracy reaches a target.
 
-    The result is the first step that reaches the target, or otherwise the step with the best metric within ``max_cycles``. A
-    missed target or budget causes a warning.
+    The result is the first step that reaches the target. If no step reaches it, the result is the step with the best metric
+    within ``max_cycles``. A missed target or exceeded ``max_cycles`` causes a warning.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
@@ -154,7 +154,7 @@ def mixed_precision(
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Maximum of Vela's cycle estimate. Modules that would exceed the maximum are skipped.
-        metric: Metric to use instead of SQNR, also for ``target_sqnr_db``. See ``ethorch.tuning.sensitivity``.
+        metric: Metric to use instead of SQNR. See ``ethorch.tuning.sensitivity``.
         base: Config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.

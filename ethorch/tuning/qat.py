@@ -34,7 +34,7 @@ def prepare_qat(
     target: str | None = None,
     settings: Settings | None = None,
 ) -> GraphModule:
-    """Return a trainable graph of the model that rounds values as the NPU does.
+    """Return a trainable graph that computes the model with the NPU's rounding.
 
     Train the graph like the float model, with a smaller learning rate. Training changes the model too, because the graph shares its
     parameters and buffers. Call ``freeze_qat`` before the last epochs, then ``convert_qat``. Constraints of

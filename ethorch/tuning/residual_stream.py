@@ -72,7 +72,7 @@ class Stream:
             yield from norm.readers
 
     def parameters(self) -> Iterator[Parameter]:
-        """Iterate over the parameters that a rotation changes, once per use."""
+        """Iterate over the parameters that a rotation changes, yielding each parameter once per use."""
         yield from (*self.tables, *self.writers)
         for norm in self.norms:
             yield from (parameter for parameter in (norm.weight, norm.bias) if parameter is not None)

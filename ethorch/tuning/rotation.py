@@ -184,12 +184,12 @@ class _Turning:
 
 
 def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
-    """Return a random orthogonal matrix float64[width, width].
+    """Return a random orthogonal matrix, float64[width, width].
 
-    If ``width`` is a power of two and ``keeps_mean`` is not set, the matrix is a Hadamard matrix with random signs.
+    If ``width`` is a power of two and ``keeps_mean`` is False, the matrix is a Hadamard matrix with random signs.
 
     Args:
-        keeps_mean: Whether to preserve the mean of each row, so that subtracting the mean commutes with the rotation.
+        keeps_mean: Whether rotating a row preserves its mean, so that subtracting the mean commutes with the rotation.
     """
     generator = torch.Generator().manual_seed(seed)
     size = width - 1 if keeps_mean else width

@@ -1,4 +1,4 @@
-"""Run graphs on samples, starting from the same state."""
+"""Run graphs on samples from the same initial state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reset(graph: GraphModule, state: State) -> None:
 
 
 def compute_outputs(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
-    """Run the samples in order, starting from ``state``, and return the outputs for each sample."""
+    """Restore ``state`` once, run the samples in order, and return the outputs for each sample."""
     reset(graph, state)
     with torch.no_grad():
         return [graph(*inputs) for inputs in samples]

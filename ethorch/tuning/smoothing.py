@@ -43,8 +43,8 @@ class Smoothed:
     Attributes:
         source: Name of the first parameter that was divided by the factors.
         readers: Names of weights that were multiplied by the factors.
-        strength: Exponent of the activation ranges in the factors.
-        gain_db: Improvement of the readers' quantized outputs on the samples, in dB.
+        strength: Exponent applied to the activation ranges to compute the factors.
+        gain_db: SQNR improvement of the readers' quantized outputs on the samples, in dB.
     """
 
     source: str
@@ -57,9 +57,8 @@ class Smoothed:
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
     """Reduce outlier channels of activations by folding factors into parameters.
 
-    Channels with large values are divided by factors in the layer that computes the activation, and multiplied by them in its
-    readers. The factors are powers of the activation ranges, with the exponent that minimizes the error of the readers (AWQ, Lin
-    et al. 2023).
+    Each channel is divided by a factor in the layer that computes the activation, and multiplied by it in the readers. Factors are
+    computed from activation and weight ranges, using the exponent that minimizes the error of the readers (AWQ, Lin et al. 2023).
 
     Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are activations that only linear
     layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator may mix channels

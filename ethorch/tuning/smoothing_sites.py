@@ -129,7 +129,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters to divide in order to divide a node's result along its last axis, or () if this is impossible."""
+        """Return the parameters that scale a node's result along its last axis, or () if no such parameters exist."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)
@@ -163,7 +163,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return the 1D parameter of which ``node`` is a view or cast, possibly with a constant added, or None."""
+        """Return the 1D parameter from which views, casts and additions of constants compute ``node``, or None."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)

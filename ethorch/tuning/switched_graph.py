@@ -49,8 +49,8 @@ class Switched:
     """A calibrated model with a switch in place of every observer.
 
     Attributes:
-        owners: For each switch, the names of the enclosing modules, outermost first. The name of the observed operator is
-            appended if it is not inside a leaf module, such as a ``torch.log`` in ``forward``.
+        owners: For each switch, the names of the enclosing modules, outermost first. If the observed operator is outside of
+            leaf modules, such as a ``torch.log`` in ``forward``, its name is appended.
         parts: Names of the leaf modules, and of operators outside of leaf modules, in execution order.
         operators: ATen name and source line of each operator in ``parts``.
     """
@@ -98,11 +98,11 @@ class Switched:
             self._switches[target].on = on(path)
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
-        """Return the model's outputs for each sample, quantized by the enabled switches."""
+        """Return the model's outputs for each sample, computed with the enabled switches."""
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
-        """Return the outputs on the simulated NPU. Operators with disabled switches run in float on the CPU."""
+        """Return the outputs computed by the simulated NPU. Operators with disabled switches run in float on the CPU."""
         graph = copy.deepcopy(self._calibrated)
         for node in list(graph.graph.nodes):
             if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:
@@ -115,7 +115,7 @@ class Switched:
 
 
 def _owner(graph: GraphModule, node: Node) -> Node:
-    """Return the producer of a quantized value, or the reader of an input, a parameter or a constant."""
+    """Return the producer of a quantized value, or its first reader if the value is an input, parameter or constant."""
     # Outside modules, data movement belongs to the operator that computed the data.
     (source,) = node.all_input_nodes
     while source.op == "call_module":  # the value has several observers

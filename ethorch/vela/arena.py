@@ -131,7 +131,7 @@ def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer. Search for an arena as ``spec.arena`` requires, unless flags set its size or ``--optimise``.
+    """Compile a TOSA flatbuffer. If no flag sets the arena size or ``--optimise``, search for an arena as ``spec.arena`` requires.
 
     Raises:
         VelaError: Vela rejected the graph.

@@ -87,7 +87,7 @@ class ScheduledOp:
     """An operation of Vela's schedule and the TOSA operator that it computes.
 
     Attributes:
-        name: Name of the output tensor, i.e. that of the last fused operation.
+        name: Name of the output tensor, i.e. the output of the last fused operation.
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         access_cycles: Access cycles, keyed by memory name.

@@ -98,7 +98,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
-    """Return the hardware part of Vela's configuration: architecture, section names and ini files (vela.py, main).
+    """Return the hardware part of Vela's configuration, like ``main`` in vela.py: architecture, section names and ini files.
 
     Vela assumes 8-byte NPU ports if the section name starts with ``Ethos_U55``, and 16-byte ports otherwise. Names without the
     prefix ``Ethos_U`` therefore get the NPU family as a prefix.
@@ -116,7 +116,7 @@ def system_text(spec: EthosUCompileSpec) -> str:
 
 
 def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
-    """Return the option sections of Vela's configuration for the spec's flags (vela.py, get_compiler_config)."""
+    """Return the option sections of Vela's configuration for the spec's flags, like ``get_compiler_config`` in vela.py."""
     flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
         "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},

@@ -31,7 +31,7 @@ def isolate(op: Op) -> Graph:
 
 
 def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """Yield each operator that Vela rejects when it is compiled alone, with Vela's message. Compile identical operators once."""
+    """Yield each operator that Vela rejects in isolation, with Vela's message. Compile identical operators only once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]

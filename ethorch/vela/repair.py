@@ -42,7 +42,7 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate. If its results differ from its TOSA graph's, omit stream passes or insert copies to correct it.
+    """Return the delegate. If its results differ from its TOSA graph's results, omit stream passes or insert copies.
 
     A delegate is not compared if it contains a loop, if its graph cannot be evaluated on random inputs, or if the simulator cannot
     load it.
@@ -186,7 +186,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy each operand, or its reader's result if ``operand.place`` is None. Return a description of each affected operator."""
+    """Insert a copy of each operand, or of its reader's result if ``place`` is None. Return descriptions of the readers."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

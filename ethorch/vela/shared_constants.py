@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
-    """Return equivalent payloads with the same ``weights``, in which identical constants are stored once.
+    """Return equivalent payloads with one common ``weights``, which stores identical constants once.
 
     Returns:
-        Each payload and the offsets of its inserted commands. None if no bytes are saved or if a stream's addresses depend on data.
+        Each payload and the offsets of its inserted commands, or None if no bytes are saved or the constants cannot be moved.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []

@@ -1,6 +1,6 @@
 """Write only the changed rows of a buffer.
 
-The delegate writes contiguous rows at a constant offset directly into the buffer. The CPU writes other rows.
+The delegate writes contiguous rows at a constant offset directly into the buffer. The CPU writes rows at variable indices.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Part:
         rows: Node that computes the new integer values, which the delegate returns.
         shape: Shape of the view of the buffer to which the rows are written.
         dim: Axis along which rows are replaced.
-        start: Flat index of the first replaced element of the buffer if the rows are contiguous, or None.
-        index: Node with the row indices, int32 or int64 [rows], if the rows are not contiguous, or None.
+        start: Constant flat index of the first replaced element of the buffer, or None if ``index`` is set.
+        index: Node with variable row indices, int32 or int64 [rows], or None if ``start`` is set.
     """
 
     rows: Node
@@ -59,7 +59,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
         written: The quantize node that is written to the buffer.
 
     Returns:
-        The partial writes, or None if other elements also change, or if copying the whole buffer is cheaper.
+        The partial writes, or None if they are impossible or not cheaper than copying the whole buffer.
     """
     if op_name(written.target) not in QUANTIZE:
         return None

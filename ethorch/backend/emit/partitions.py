@@ -63,7 +63,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionedGraph:
-    """A graph with one call of ``call_delegate`` for each partition.
+    """A graph with one call to ``call_delegate`` for each partition.
 
     Attributes:
         module: Graph of CPU operators and delegate calls.
@@ -79,7 +79,7 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Return a copy of a graph from ``convert_pt2e`` with lowered partitions.
+    """Return a copy, with lowered partitions, of a graph from ``convert_pt2e``.
 
     If ethorch's ``.pte`` writer does not support the graph, e.g. because of control flow, return the reason instead.
     """

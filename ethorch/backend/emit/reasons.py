@@ -1,4 +1,4 @@
-"""Reasons why ExecuTorch's lowering writes a program instead of ethorch's writer."""
+"""Reasons for using ExecuTorch's lowering instead of ethorch's writer."""
 
 from __future__ import annotations
 

@@ -111,10 +111,10 @@ def firmware(
         name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
-            twice, with a reset in between. Default: the program's calibration samples, otherwise random samples.
+            twice, with a reset in between. Default: calibration samples or example inputs if available, otherwise random samples.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
         repeats: Number of times that the self-test runs the samples. If greater than 1, the self-test prints only the
-            numbers of runs and of runs with wrong outputs.
+            number of runs and the number with wrong outputs.
 
     Raises:
         EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. A
@@ -139,7 +139,7 @@ class SelectedSizes:
     Attributes:
         methods: Method name -> sizes of all input axes, smallest method first.
         paddings: For each size, the 1-based index in ``Selection.paddings``, or 0 if the axis is not padded.
-        steps: Divisor of each size. The quotients of sizes with the same padding must be equal.
+        steps: Divisor of each size. Sizes with the same nonzero ``paddings`` entry must have equal quotients.
     """
 
     methods: dict[str, tuple[int, ...]]
@@ -148,7 +148,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the input sizes of methods compiled from one model for several shapes, or None for other methods."""
+    """Return the input sizes of methods compiled from one model for several shapes, or None for fewer than two such methods."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:

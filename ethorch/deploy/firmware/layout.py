@@ -57,7 +57,7 @@ class Layout:
     placements: tuple[Placement, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
-        """Select the base address or the alias for the firmware's security state."""
+        """Return ``base`` or an alias, depending on the firmware's security state."""
         return _on_side(self.secure, base, aliases)
 
     @property

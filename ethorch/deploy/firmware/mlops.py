@@ -1,6 +1,6 @@
 """Read a ``*.cbuild-mlops.yml`` written by ``cbuild setup``, and write the AI layer of a CMSIS solution.
 
-The manual of CMSIS-Toolbox 2.14 defines the format (MLOps Management). Paths are relative to the folder of the file.
+Section MLOps Management of the CMSIS-Toolbox 2.14 manual defines the format. Paths are relative to the folder of the file.
 """
 
 from __future__ import annotations

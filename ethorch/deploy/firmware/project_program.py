@@ -61,9 +61,9 @@ class Compiled(Protocol):
 def open_program(
     source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None, *, is_repeated: bool = False
 ) -> ProjectProgram:
-    """Open a Program, a build, or the path or contents of a .pte. See :func:`ethorch.firmware`.
+    """Open a Program, a build, or a .pte (path or contents). See :func:`ethorch.firmware`.
 
-    If ``is_repeated`` is True, a session of several methods is included only once, because the firmware repeats it.
+    If ``is_repeated`` is True, the calls contain a session of several methods only once, because the firmware repeats it.
     """
     record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):

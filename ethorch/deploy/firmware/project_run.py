@@ -50,7 +50,7 @@ class Options:
 
     Attributes:
         compiler: One of COMPILERS.
-        cpu: Core to compile for: ``cortex-m33`` (runs on all cores), ``cortex-m55`` or ``cortex-m85``.
+        cpu: Target core: ``cortex-m33`` (whose code runs on all cores), ``cortex-m55`` or ``cortex-m85``.
         interrupt: Whether the firmware waits for the NPU's interrupt instead of polling.
         caches: Whether the firmware enables the core's caches.
         defines: Additional macros, by name.

@@ -16,8 +16,8 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
     """Check that firmware without ExecuTorch can run a method.
 
     Raises:
-        EthorchError: The method has control flow, dynamic shapes, or inputs or outputs that are not tensors. A delegate is for
-            another backend, or a delegate call does not match the payload.
+        EthorchError: The method has control flow, dynamic shapes, or non-tensor inputs or outputs. A delegate is for another
+            backend, or a delegate call does not match its payload.
     """
     for number, delegate in enumerate(method.delegates):
         if number not in payloads:

@@ -185,7 +185,8 @@ def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[
 
     Args:
         name: Prefix of the model.
-        facts_by_method: Method name -> quantization parameters of integer inputs and outputs, and locations of CPU operators.
+        facts_by_method: Method name -> quantization parameters of integer inputs and outputs, and source locations of CPU
+            operators.
 
     Raises:
         EthorchError: A CPU operator has no C kernel, or an input or output has an unsupported dtype.

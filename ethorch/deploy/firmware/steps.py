@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy operation before or after a delegate, or in place of an operator."""
+    """A copy before or after a delegate, or the implementation of a view or move."""
 
     source: Place
     target: Place
@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of a CPU operator with the value indices ``args``."""
+    """A call to a CPU operator. ``args`` contains value indices."""
 
     number: int
     operator: str
@@ -106,7 +106,7 @@ class Bases:
     """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
-        private_offset: Offset of planned memory 1, which the method does not share, in the CPU's buffer.
+        private_offset: Offset in the CPU's buffer of planned memory 1, which the method does not share.
         shared: Locations of planned memories 2, 3, ..., which contain shared state.
         reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
     """

@@ -55,7 +55,7 @@ def config_word(stream: bytes) -> int:
 def attributes(config: int, system: MemorySystem | None) -> Attributes:
     """Select the NPU port of each region so that the port reaches the memory planned by Vela.
 
-    Without ``system``, use the defaults of Arm's driver: feature maps in DRAM for the U65, otherwise in SRAM.
+    If ``system`` is None, use the defaults of Arm's driver: feature maps in DRAM (U65) or SRAM (other NPUs).
     """
     if system is None:
         in_sram, arena = False, _EXTERNAL if config >> 28 == _U65 else _SRAM

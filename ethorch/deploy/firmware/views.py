@@ -15,7 +15,7 @@ class View:
 
     Attributes:
         address: C constant expression for the tensor's address.
-        dtype: PyTorch's name of the dtype.
+        dtype: PyTorch's name for the dtype.
         shape, strides: Sizes and strides of the logical axes, in elements. Stride 0 repeats an element.
         offset: Offset of the view's first element in the tensor, in elements.
     """
@@ -73,7 +73,7 @@ class View:
         return self.permute(order)
 
     def select(self, dim: int, index: int) -> View:
-        """Select one index of an axis and remove the axis."""
+        """Select one index along an axis and remove the axis."""
         at = self.axis(dim)
         index += self.shape[at] if index < 0 else 0
         return replace(
@@ -188,7 +188,7 @@ def merge_axes(axes: Axes) -> Axes:
 
 
 def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
-    """Return the merged axes of views that have the same shape, with strides in bytes.
+    """Return the merged axes, with strides in bytes, of views that have the same shape.
 
     Args:
         order: Order of the axes, outermost first. Default: the memory order of the first view.

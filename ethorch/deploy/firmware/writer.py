@@ -1,4 +1,4 @@
-"""Generate the C statements for a call of an operator. Values known at generation time become constants."""
+"""Generate the C statements for an operator call. Values known at generation time become constants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Writer:
         self.lines.append(f"{function}({', '.join(arguments)});")
 
     def call_checked(self, source: str, function: str, *arguments: str) -> None:
-        """Add a call of a function that returns nonzero if it rejects its input."""
+        """Add a call to a function that returns nonzero if it rejects its input."""
         self.sources.add(source)
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
 
@@ -132,13 +132,13 @@ class Writer:
         order: Sequence[int] | None = None,
         in_parts: bool = False,
     ) -> None:
-        """Add a call of a row function for all rows of the output.
+        """Add code that calls a row function for each row of the output.
 
         Args:
             views: The output, followed by the inputs, which broadcast to it.
             order: Required order of the loops over axes, outermost first. Default: the output's memory order.
-            in_parts: Whether the function reads blocks of elements before it writes them. If so, rows that write one element
-                repeatedly are split.
+            in_parts: Whether the function reads blocks of inputs before it writes their outputs. If so, rows that write one
+                element repeatedly are split.
         """
         out, *inputs = views
         if not out.numel:
@@ -216,7 +216,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 
 def float_text(value: float, dtype: str = "float32") -> str:
-    """Round a number to ``dtype``, and return a C expression for exactly the rounded value."""
+    """Round a number to ``dtype``, and return an exact C expression for the result."""
     number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):

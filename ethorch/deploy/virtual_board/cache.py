@@ -18,7 +18,7 @@ from ethorch.targets.boards.description import Cpu
 
 
 class DataCache:
-    """Flags of cache lines that detect missing maintenance, for all memories except TCMs.
+    """Per-line flags that detect missing cache maintenance, for all memories except TCMs.
 
     Args:
         hooks: Hooks that set the flags when the CPU loads or stores.
@@ -85,7 +85,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report the first address range accessed by the NPU that contains dirty cache lines."""
+        """Report the first address range of the NPU's accesses that contains dirty cache lines."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):

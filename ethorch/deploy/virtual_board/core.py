@@ -1,6 +1,6 @@
 """Private peripherals of a Cortex-M: interrupt controller, system timer, control block and cycle counter.
 
-Only features for firmware that drives an NPU are modeled. SysTick and the DWT cycle counter count executed instructions.
+Only features required to drive an NPU are modeled. SysTick and the DWT cycle counter count executed instructions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Core:
         interrupts: Number of NVIC lines.
         vector_table: Value of VTOR after a reset.
         instructions: Function that returns the number of executed instructions.
-        lines: Function that returns the numbers of the raised external interrupts.
+        lines: Function that returns the raised external interrupt lines.
         reset: Callback for a system reset that the firmware requests.
         on_change: Callback for register writes that can pend, enable or schedule an exception.
     """
@@ -188,7 +188,7 @@ class Core:
             self._on_change()
 
     def _maintain(self, at: int, value: int) -> None:
-        """Clean or invalidate the line of an address, or the whole cache after operations on every set and way."""
+        """Clean or invalidate the line that contains an address, or the whole cache after set/way operations on all lines."""
         if at in _BY_ADDRESS:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
@@ -238,7 +238,7 @@ class Core:
                 self.pending.add(SYSTICK)
 
     def systick_due(self) -> int | None:
-        """Return the instruction count of SysTick's next interrupt, or None if SysTick is not enabled."""
+        """Return the instruction count at SysTick's next interrupt, or None if no interrupt is scheduled."""
         if self._systick_control & 3 != 3 or not self._systick_reload:
             return None
         return self._systick_start + self._systick_reload + 1
@@ -263,7 +263,7 @@ class Core:
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
-        """Return True if an enabled exception is pending, which wakes the core from WFI even if masked."""
+        """Return True if an enabled exception is pending. Even if masked, it wakes the core from WFI."""
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:

@@ -63,7 +63,7 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self) -> End:
-        """Run the firmware to its end or to a limit. Exceptions raised by the caller's ``on_text`` propagate."""
+        """Run the firmware until it ends or reaches a limit. Exceptions raised by the caller's ``on_text`` propagate."""
 
     @property
     def pc(self) -> int:
@@ -76,7 +76,7 @@ class Engine(ABC):
         return None
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the start of an NPU run. The default finishes the run immediately."""
+        """Handle the start of an NPU run. By default, finish the run immediately."""
         device.finish()
 
     # Shared by all engines.
@@ -105,7 +105,7 @@ class Engine(ABC):
         )
 
     def report(self, id: str, text: str, pc: int | None = None) -> None:
-        """Record a fault at a firmware address. Default: the current instruction."""
+        """Record a fault at ``pc``, by default the current instruction."""
         place = self.firmware.place(self.pc if pc is None else pc)
         if len(self._faults) < MOST_FAULTS:
             self._faults.setdefault((id, place), Fault(id, text, place, self.instructions))

@@ -64,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Estimate the minimum cycles of an operation that transfers each byte once and uses all multipliers after ISSUE_CYCLES."""
+    """Estimate an operation's minimum cycles if it transfers each byte once and uses all multipliers after ISSUE_CYCLES."""
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
         if region in memories:

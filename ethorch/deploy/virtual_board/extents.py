@@ -49,7 +49,7 @@ def extents(program: Program) -> dict[int, Extent]:
 
 
 def reachable(program: Program) -> dict[int, Extent]:
-    """Return the byte range that a stream with branches can access in each region, on any path."""
+    """Return the byte range that a stream with branches can access in each region, over all paths."""
     extent_by_region: dict[int, Extent] = {}
     for op in program.operations():
         for region, end in reaches(op):

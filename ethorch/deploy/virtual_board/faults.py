@@ -1,4 +1,4 @@
-"""Faults found by the virtual board, with causes and remedies."""
+"""Faults found by the virtual board, with effects and remedies."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ class Inference:
     Attributes:
         stream: SHA-256 of the command stream, used as the key in ``sources`` and ``cycles`` of ``run``.
         stream_address, stream_bytes: Location of the stream.
-        started, ended: Number of CPU instructions at the start and at the end, or None if they are not counted.
+        started, ended: Number of CPU instructions at the start and end, or None if they are not counted.
         cycles: Estimated NPU cycles.
-        estimated_by: ``vela`` if Vela's cycles were passed, otherwise ``board`` (a lower bound from multipliers and bandwidths).
+        estimated_by: ``vela`` if Vela's cycles were passed, otherwise ``board`` (a lower bound from MACs and bandwidths).
         seconds: Simulation time, including decoding of the stream.
         read_bytes, written_bytes: Region -> bytes.
         memories: Region -> name of the memory.

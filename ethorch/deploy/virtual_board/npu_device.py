@@ -1,4 +1,4 @@
-"""The registers through which firmware runs the simulated NPU, with checks for firmware errors."""
+"""The registers through which firmware controls the simulated NPU, with checks for firmware errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Ranges = Sequence[tuple[int, int]]  # (address, end)
 
 
 class Coherence(Protocol):
-    """The callbacks before and after an NPU run, which check the CPU's cache or copy memory."""
+    """The callbacks that check the CPU's cache or copy memory before and after an NPU run."""
 
     def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
         """Handle the ranges that the NPU is about to access. If ``exact`` is False, they are upper bounds."""
@@ -218,7 +218,7 @@ class NpuDevice:
         self.session.on_npu_start(self)
 
     def finish(self) -> None:
-        """Execute the run in progress, if there is one."""
+        """Execute the run in progress, if any."""
         run = self._running
         if run is None or "never-ends" in self.inject:
             return

@@ -81,7 +81,7 @@ class Pmu:
             self.rest[at] = value
 
     def advance(self, cycles: int, events: Mapping[int, int]) -> None:
-        """Add the cycles of a run, and its event counts, keyed by event number."""
+        """Add a run's cycles and its event counts, keyed by event number."""
         if not self.control & 1:
             return
         if self.enabled >> 31:

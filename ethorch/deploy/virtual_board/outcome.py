@@ -45,7 +45,7 @@ class Run:
         instructions: Number of CPU instructions, or None if they are not counted.
         seconds: Duration on the host.
         notes: Limitations that affected the run, such as accesses to peripherals that the board file does not describe.
-        measured_cycles: NPU cycles that the firmware printed from the PMU, or None if they were not measured.
+        measured_cycles: NPU cycles that the firmware printed from the PMU, or None if not measured.
         expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
     """
 
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if the cycles of an NPU run are a lower bound because Vela's estimate is unknown."""
+        """True if the cycles of at least one NPU run are a lower bound because Vela's estimate is unknown."""
         return any(inference.estimated_by == "board" for inference in self.inferences)
 
     @property

@@ -1,7 +1,7 @@
 """Run firmware on a Cortex-M55 emulated by QEMU, with ethorch's NPU simulator.
 
-An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not
-counted.
+An NPU run ends before the CPU continues, so register writes during a run go undetected. Caches are not checked, and
+instructions are not counted.
 """
 
 # A gdbstub watchpoint stops an unmodified qemu-system-arm at every access to the NPU, whose address QEMU does not map. This process

@@ -79,7 +79,7 @@ class CopiedGuest(Guest):
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy the accessed ranges from QEMU, including written ranges, whose gaps must be preserved."""
+        """Copy the accessed ranges from QEMU. Written ranges are included because they may have gaps."""
         for start, end in (*reads, *writes):
             self.fetch(start, end - start)
 

@@ -32,7 +32,7 @@ class Machine:
     """A QEMU machine.
 
     Attributes:
-        ram_base, ram_bytes: Address and size of the memory that a file can back.
+        ram_base, ram_bytes: Address and size of the memory that can be file-backed.
         interrupts: QEMU object and name of the interrupt lines for external devices.
         first_interrupt: NVIC number of the first line.
     """

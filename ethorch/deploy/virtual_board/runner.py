@@ -43,9 +43,9 @@ def run(
 ) -> Run:
     """Run firmware on a board, and return the outcome.
 
-    A run ends when the firmware sends 0x04 on the UART, exits by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or requests a reset.
-    It also ends when the CPU faults or sleeps forever, or when a limit is reached. Firmware is not trusted: it cannot access the
-    host's files or memory.
+    A run ends when the firmware sends 0x04 on the UART, exits through semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or requests a
+    reset. It also ends when the CPU faults or sleeps forever, or when a limit is reached. Firmware is not trusted: it cannot access
+    the host's files or memory.
 
     Args:
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
@@ -53,14 +53,14 @@ def run(
             lists for each address.
         backend: ``unicorn`` (in this process; all boards; Cortex-M33 instructions), ``qemu`` (Cortex-M55 with Helium and NVIC;
             boards with a QEMU machine) or ``fvp`` (Arm's model; boards with an FVP).
-        timeout: Limit in seconds of host time, including the simulation of the NPU.
-        max_instructions: Limit of CPU instructions (unicorn only).
+        timeout: Maximum host time in seconds, including the simulation of the NPU.
+        max_instructions: Maximum number of CPU instructions (unicorn only).
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
         data: Address -> bytes to load before the run, such as a separately flashed model.
         sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the board's
-            multipliers and bandwidths.
-        inject: Faults to inject: ``no-interrupt`` (the NPU raises no interrupts), ``never-ends`` (NPU runs never end).
+        cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the NPU's
+            MACs and the board's bandwidths.
+        inject: Faults to inject: ``no-interrupt`` (the NPU does not raise interrupts), ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
     Returns:
@@ -99,7 +99,7 @@ def run(
 def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
     """Return one NPU for each address: the named NPUs, and the first NPU at each remaining address.
 
-    Raise SpecError if the board does not support an NPU, or if two named NPUs have the same address.
+    Raise SpecError if the board does not support a named NPU, or if two named NPUs have the same address.
     """
     named = [] if npu is None else [npu] if isinstance(npu, str) else list(npu)
     npus = [board.npu(name) for name in named]

@@ -45,18 +45,18 @@ class Access:
         return registers[self.base] + extra & _WORD
 
     def extend(self, value: int) -> int:
-        """Return the register value after a value of ``size`` bytes is loaded."""
+        """Return the 32-bit register value for a loaded value of ``size`` bytes."""
         bits = 8 * self.size
         value &= (1 << bits) - 1
         return (value - (1 << bits)) & _WORD if self.signed and value >> bits - 1 else value
 
     def compute_base(self, registers: Sequence[int]) -> int | None:
-        """Return the updated base register, or None if it does not change."""
+        """Return the updated value of the base register, or None if it does not change."""
         return self._sum(registers) if self.writes_back else None
 
 
 def decode(first: int, second: int) -> Access | None:
-    """Decode a load or store, or return None for other instructions. A 16-bit instruction is decoded from the first halfword."""
+    """Decode a load or store, or return None for other instructions. For a 16-bit instruction, ``second`` is ignored."""
     return _wide(first, second) if first >> 11 >= 29 else _narrow(first)
 
 

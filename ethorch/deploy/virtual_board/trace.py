@@ -28,7 +28,7 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
     Args:
         title: Process name in the trace.
-        inferences: NPU runs in the order of their start.
+        inferences: NPU runs, ordered by start time.
     """
     rows: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": title}},

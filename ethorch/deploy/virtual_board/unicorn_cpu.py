@@ -40,7 +40,7 @@ class Stop:
     Attributes:
         is_invalid_instruction: Whether unicorn does not support the instruction.
         access: Unmapped or forbidden access that caused the error.
-        interrupt: QEMU's number of the exception that stopped the emulator.
+        interrupt: QEMU's exception number if an exception stopped the emulator.
     """
 
     error: Exception | None
@@ -111,7 +111,7 @@ class Cpu:
         self.hooks.memories = len(rows)
 
     def map_device(self, base: int, size: int, read: Callable[[int, int], int], write: Callable[[int, int, int], object]) -> None:
-        """Map a device with ``read(offset, size)`` and ``write(offset, value, size)``. Exceptions raised in them end the run."""
+        """Map a device with ``read(offset, size)`` and ``write(offset, value, size)``. Python exceptions in them end the run."""
 
         def on_read(_uc: Any, offset: int, width: int, _data: Any) -> int:
             try:
@@ -141,7 +141,7 @@ class Cpu:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Add hooks for loads and stores as soon as the emulator stops and can discard translated code."""
+        """Request a stop so that load and store hooks can be added and translated code discarded."""
         if not self._watching:
             self._watching = True
             self.stop()
@@ -170,7 +170,7 @@ class Cpu:
         self._uc.emu_stop()
 
     def _on_failed_access(self, _uc: Any, kind: int, address: int, size: int, value: int, _data: Any) -> bool:
-        """Map an absent peripheral, which reads as 0 and ignores writes, or record the failed access."""
+        """Map a page if a load or store accesses an absent peripheral. Record every other failed access."""
         reads = kind in (self._unicorn.UC_MEM_READ_UNMAPPED, self._unicorn.UC_MEM_READ_PROT)
         writes = kind in (self._unicorn.UC_MEM_WRITE_UNMAPPED, self._unicorn.UC_MEM_WRITE_PROT)
         if address in _PERIPHERALS and (reads or writes):
@@ -190,7 +190,7 @@ class Cpu:
         self.hooks.stop_at = 0
 
     def run(self, until: int) -> Stop:
-        """Run until the next stop or the instruction limit. Propagate exceptions raised by devices."""
+        """Run until the next stop or the instruction limit. Propagate Python exceptions raised by devices."""
         self.hooks.stop_at = until
         self._interrupt = self._access = None
         if self._watching and not self._watches:

@@ -94,7 +94,7 @@ class UnicornEngine(Engine):
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
 
     def _reschedule(self) -> None:
-        """Stop at the next block if an exception is pending, otherwise at SysTick's interrupt or earlier."""
+        """Stop at the next block if an exception is pending. Otherwise, stop no later than SysTick's next interrupt."""
         hooks = self.cpu.hooks
         due = hooks.instructions if self.core.wakes() else self.core.systick_due()
         if due is not None:
@@ -103,7 +103,7 @@ class UnicornEngine(Engine):
     # Setting up.
 
     def _vector_table(self) -> int:
-        """Return the board's vector table address, or the address of a segment that starts with a stack pointer and entry point."""
+        """Return the vector table's address: the board's default if the table is stored there, otherwise the start of a segment."""
         default_table = self.board.cpu.vector_table
         for address in (default_table, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)

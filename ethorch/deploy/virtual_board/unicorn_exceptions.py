@@ -22,7 +22,7 @@ class Exceptions:
         fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:
-        entries: Number of consecutive handler entries during which an interrupt remained raised.
+        entries: Number of handler entries since an NPU interrupt was last raised or cleared.
         is_deferred: Whether an exception waits for the end of an IT block.
     """
 

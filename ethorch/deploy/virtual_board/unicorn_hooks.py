@@ -1,4 +1,4 @@
-"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond per block of instructions."""
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond per instruction block."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Hooks(ctypes.Structure):
 
 
 def build() -> Path:
-    """Return the path of the hook library. Build the library with the host's C++ compiler or ziglang if it is not cached.
+    """Return the path of the hook library. If it is not cached, build it with the host's C++ compiler or ziglang.
 
     Raise HostError if no compiler is installed.
     """

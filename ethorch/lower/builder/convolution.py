@@ -20,7 +20,7 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """Return acc[N,OH,OW,O] = bias[O] + sums of (value[N,H,W,C] - input_zp) * (weight[O,KH,KW,C] - weight_zp).
+        """Return acc[N,OH,OW,O] = bias[O] + sum((value[N,H,W,C] - input_zp) * (weight[O,KH,KW,C] - weight_zp)).
 
         The default bias is 0. The default window has stride 1 and no padding.
         """
@@ -36,7 +36,7 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M]. See ``conv2d``."""
+        """Return acc[N,OH,OW,C*M] = bias[C*M] + sum(value[N,H,W,C] * weight[KH,KW,C,M]). See ``conv2d``."""
         channels, kernel = weight.shape[2] * weight.shape[3], weight.shape[:2]
         return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 

@@ -19,7 +19,7 @@ _ERFINV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 
 
 def gelu(x: FloatTensor, *, approximate: str = "none") -> FloatTensor:
-    """Return x * P(X <= x) for a standard normal X, or the tanh approximation of the product."""
+    """Return x * P(X <= x) for a standard normal X, or the tanh approximation of GELU."""
     if approximate == "tanh":
         return x * ((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() * 0.5 + x * 0.5
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)

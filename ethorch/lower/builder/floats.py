@@ -232,7 +232,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded according to ``rounding`` (None, ``trunc`` or ``floor``). The remainder corrects the quotient."""
+    """Return x / y, rounded according to ``rounding`` (None, ``trunc`` or ``floor``). The remainder corrects the rounded value."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

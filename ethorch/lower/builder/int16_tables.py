@@ -1,8 +1,8 @@
 """Approximation of int16 functions by TABLEs.
 
 An int16 TABLE (TOSA 1.0) reads entry (value + 32768) >> 7 of 513 and interpolates with the low 7 bits. Finer TABLEs refine
-steep, curved or jumping sections. A finer TABLE has one entry per 64, 32, ... or 1 values of a window, and is constant
-outside the window. Entries minimize the interpolation error, unless the function must be exact.
+steep, curved or discontinuous sections. A finer TABLE has one entry per 64, 32, ... or 1 input values of a window, and is
+constant outside it. Entries minimize the interpolation error, unless the function must be exact.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return, for each input value, the index of its entry and the distance to this entry in units of 1/128 interval."""
+        """Return the entry index for each input value, and the distance from this entry in 1/128 of the entry spacing."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 

@@ -18,11 +18,11 @@ F = TypeVar("F", bound=np.floating[Any])
 
 class LookupBuilder(OperandBuilder):
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
-        """Look up the function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, quantized with ``out``.
+        """Apply to ``x`` the function with values ``real`` at ``x.qparams.table_inputs``. Quantize the result with ``out``.
 
-        An int8 TABLE has 256 entries with index = value + 128. The INT32 result of an int16 TABLE has 7 more fractional bits, which
-        a RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
-        ``ethorch.lower.builder.int16_tables``.
+        An int8 TABLE has 256 entries with index = value + 128. The INT32 result of an int16 TABLE has 7 additional fractional
+        bits, which a RESCALE rounds off. Finer TABLEs are added if one is too coarse, or to represent jumps if ``exact`` is True.
+        See ``ethorch.lower.builder.int16_tables``.
 
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
         the TABLEs' results have 1/128 of the output scale, and their sum is rounded.

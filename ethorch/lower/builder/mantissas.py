@@ -59,8 +59,8 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
 
-        Callers must not widen the result with a separate RESCALE by 1, because the TABLE would then return INT32, which requires
-        three operations on U55.
+        Do not widen the result with a separate RESCALE by 1. With this RESCALE, the TABLE returns INT32, which requires three
+        operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")

@@ -123,7 +123,7 @@ class MovementBuilder(Emitter):
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """Return a value that stores ``dim`` as one axis, the index of this axis, and the value's dims."""
+        """Return (value, axis, dims) with the elements of ``x``. In the value, ``dim`` is the single axis ``axis``."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims

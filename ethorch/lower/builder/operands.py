@@ -52,7 +52,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Convert ``x`` to the parameters ``out``. If ``out`` is None, return ``x`` unchanged."""
+        """Convert ``x`` to the quantization parameters ``out``. If ``out`` is None, return ``x`` unchanged."""
         if out is None:
             return x
         q = x.qparams

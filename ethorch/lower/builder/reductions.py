@@ -40,7 +40,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Return exact INT32 sums over ``axis``, split if they exceed the limits of the target."""
+    """Return exact INT32 sums over ``axis``, split if the shape exceeds the limits of the target."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -82,7 +82,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return an axis to split and a section size that enable ``lead_with``, or None if a split is not needed or not possible."""
+    """Return an axis and section size for a split after which ``lead_with`` applies, or None if no split is needed or possible."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -180,7 +180,7 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over ``axis``, by halves or with MAX_POOL2D. Both need fewer cycles than REDUCE_MAX."""
+    """Return the maximum over ``axis``. Prefer halving and MAX_POOL2D, which need fewer cycles than REDUCE_MAX."""
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
@@ -240,7 +240,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str, most: int = 1) -> Val
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the largest ``fine`` that ``deviations`` supports for sums of ``count`` inputs with ``codes`` possible values."""
+    """Return the maximum of ``fine`` in ``deviations`` for sums of ``count`` inputs with ``codes`` possible values."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -251,7 +251,7 @@ def int32_product(b: Builder, x: Value, y: Value) -> Value:
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127.
 
-    Emit a MUL, because a RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
+    Emit a MUL, because Vela fuses it with the RESCALEs. Alone, a RESCALE that changes the width is a separate NPU operation.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)

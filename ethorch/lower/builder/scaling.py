@@ -17,7 +17,7 @@ _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return a magnitude whose product with ``scale`` saturates INT16. Return None if values up to ``largest`` fit a RESCALE.
+    """Return a clamping limit whose product with ``scale`` saturates INT16, or None if values up to ``largest`` need no clamping.
 
     A RESCALE whose result exceeds 32 bits is undefined (TOSA 1.0, apply_scale_32).
     """
@@ -37,8 +37,8 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        If ``scale`` is a sequence, it contains one scale for each index of the last axis. A float value is multiplied in its own
-        dtype, then cast if ``dtype`` is a float dtype.
+        A sequence ``scale`` contains one scale per index of the last axis. A float value is multiplied in its own dtype, then cast
+        if ``dtype`` is a float dtype.
 
         Raises:
             Unsupported: A scale is not positive, not finite or too large for RESCALE (reason ``requantize.scale``).
@@ -79,7 +79,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
-        """Quantize ``acc * scale`` with ``out``, rounded once and saturated.
+        """Quantize ``acc * scale`` with the parameters ``out``. Round once and saturate.
 
         Args:
             largest: Largest magnitude of ``acc``. If the RESCALE could exceed 32 bits, ``acc`` is clamped first.

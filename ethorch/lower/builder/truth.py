@@ -44,10 +44,10 @@ def invert_truth(b: Builder, value: Value) -> Value:
 
 
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to INT32 in a common unit, with shapes of the same rank.
+    """Convert two operands to INT32 in a common unit, and to the same rank.
 
-    The conversion is exact for equal scales, constants, or two integer operands. Otherwise, the unit is 2**19 (int8) or 2**14
-    (int16) times finer than the coarser scale.
+    Comparisons are exact for equal scales, a constant operand, or two integer operands. Otherwise, the unit is 2**19 (int8) or
+    2**14 (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -93,7 +93,7 @@ def any_float(*operands: Any) -> bool:
 
 
 def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to their common float dtype, or to FP32 if their dtypes differ, with shapes of the same rank."""
+    """Convert two operands to their common float dtype (FP32 if there is none), and to the same rank."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
     return b.align(b.operand(x, out), b.operand(y, out))
@@ -164,7 +164,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a reason if a constant operand of an integer tensor has a fraction, or None otherwise."""
+    """Return a reason if an integer tensor is combined with a fractional constant, or None otherwise."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

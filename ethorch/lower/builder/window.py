@@ -11,10 +11,10 @@ from ethorch.tosa.ir import Value
 
 @dataclass(frozen=True)
 class Window:
-    """The input elements that each result reads.
+    """The input elements that each output element reads.
 
-    Along an axis, result i reads the elements i * stride - before + k * dilation for k < kernel. ``before`` and ``after`` count
-    the padding at the start and end. A negative ``after`` counts elements at the end that no window reads. Each
+    Along an axis, output element i reads the input elements i * stride - before + k * dilation for k < kernel. ``before`` and
+    ``after`` count the padding at the start and end. A negative ``after`` counts elements at the end that no window reads. Each
     attribute has one entry per axis.
     """
 

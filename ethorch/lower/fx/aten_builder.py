@@ -97,7 +97,7 @@ class AtenBuilder:
         return None
 
     def transpose_parameter(self, weight: Node) -> Node:
-        """Insert the transpose [O, I] of a parameter [I, O]."""
+        """Insert the transpose of a parameter of shape [I, O]."""
         return self.parameter(weight, lambda data: data.t().contiguous())
 
     def flatten_parameter(self, weight: Node) -> Node:
@@ -177,7 +177,7 @@ def _number(extent: Any) -> Any:
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
     """Insert a get_attr node for a new buffer at the graph's insertion point.
 
-    The buffer is contiguous or channels-last, because a transposed buffer requires compilation with ExecuTorch.
+    The buffer is contiguous or channels-last, because other memory layouts require compilation with ExecuTorch.
     """
     assert mode is not None, "no node of the graph has a fake value"
     number = 0

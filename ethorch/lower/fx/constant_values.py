@@ -25,7 +25,7 @@ class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
     A data-dependent result, e.g. of ``mask.nonzero()``, becomes a constant of the trace if the operands are constant. A constant
-    becomes unknown when it is overwritten with an unknown value.
+    becomes unknown when overwritten with an unknown value.
 
     Args:
         module: The traced module.

@@ -15,8 +15,8 @@ Shape = Sequence[int]
 def macs_of_graph(module: GraphModule) -> int:
     """Count the multiply-accumulates of the convolutions, linear layers and matrix products in one call of an exported graph.
 
-    Both branches of a condition and one iteration of a loop are counted. If a node has no ``meta["val"]``, the shape of its tensor
-    or of its first input is used.
+    Both branches of a condition and one iteration of a loop are counted. Without ``meta["val"]``, a node
+    has the shape of its first input or, for get_attr, of its tensor.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")

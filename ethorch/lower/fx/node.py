@@ -146,7 +146,7 @@ def first_value(node: Node) -> torch.Tensor | None:
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the shape of the node's first result, or an integer result, depends on tensor values."""
+    """Return True if the node's integer result, or the shape of its first result, depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts an int64 program input, or clamps it before the casts. Such nodes run on the CPU."""
+    """Return True if ``node`` casts a (clamped) int64 program input, or clamps one only for casts. Such nodes run on the CPU."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -291,7 +291,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a function that maps a constant node to its NumPy view, and mutable buffers and other nodes to None."""
+    """Return a function that maps nodes of constants to NumPy views, and other nodes, e.g. mutable buffers, to None."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
@@ -326,7 +326,7 @@ def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node]
 
 
 def target_buffer(node: Node) -> Node | None:
-    """Return the get_attr node that an in-place operator changes, directly or through views, or None for other tensors."""
+    """Return the get_attr node of the buffer that an in-place operator changes, directly or through views, if any."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if node.op == "get_attr" else None

@@ -1,4 +1,4 @@
-"""A length limit for the sequences of recurrent layers."""
+"""A length limit for sequences of recurrent layers."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NOT_BY_ROWS = Reason("state.strided", "the buffer is not contiguous", "Register 
 
 
 def writes_of(graph: Graph) -> dict[str, Node]:
-    """Return the ``copy_`` node of each buffer that only one ``copy_`` changes, keyed by buffer name."""
+    """Return the ``copy_`` node of each buffer whose only write is a ``copy_``, keyed by buffer name."""
     writes: dict[str, list[Node]] = {}
     for node in graph.nodes:
         target = overload_of(node.target) if node.op == "call_function" else None
@@ -53,7 +53,7 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Quantize mutable float buffers if this does not change results. Narrow counters (see ``narrow_counters``) to int32.
+    """Quantize mutable float buffers if this does not change results. Convert counters (see ``narrow_counters``) to int32.
 
     Args:
         wide: Counters that remain int64.
@@ -187,7 +187,7 @@ def _keeps(user: Node) -> bool:
 
 
 def _write_apart(graph: Graph) -> None:
-    """Write a separate value to each buffer, because ExecuTorch confuses values with several uses."""
+    """Write a separate value to each buffer, because ExecuTorch mixes up buffers and outputs that share a value."""
     used = set(graph.output_node().all_input_nodes)
     for write in writes_of(graph).values():
         new_value = write.args[1]

@@ -1,6 +1,6 @@
 """Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a lookup table.
 
-Operators on plain integers compute in int32. If the other operand is quantized, plain integers have scale 1 and zero point 0.
+Operators on plain integers compute in int32. If only one operand is quantized, the integers have scale 1 and zero point 0.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """Return x + alpha * y with broadcasting, rounded once, or ``x or y`` for truth values. TOSA ADD."""
+    """Return x + alpha * y with broadcasting, rounded once. For truth values, return ``x or y``. TOSA ADD."""
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
     return emit_sum(b, "ADD", x, y, alpha, out.q)
@@ -187,7 +187,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """Return x * y with broadcasting, computed exactly in int32 and rounded once, or ``x and y`` for truth values. TOSA MUL."""
+    """Return x * y with broadcasting, exact in int32 and rounded once. For truth values, return ``x and y``. TOSA MUL."""
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
     if out.q is None:

@@ -68,7 +68,7 @@ for _name in ("and", "or", "xor"):
 
 @op("aten.bitwise_not.default", quant=NOT_QUANTIZED, check=check_integers, samples=[Sample(Bools(2, 3, 5)), Sample(Ints(3, 40))])
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """Return not x, bit by bit, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
+    """Return the bitwise NOT of x, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(invert_truth(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))

@@ -84,8 +84,8 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
 
     - Quantized values become integers by rounding towards 0, using a TABLE for int8 and arithmetic for int16.
     - Integers and truth values become quantized values by a RESCALE, which rounds.
-    - Integers that become narrower keep their low bits, as in PyTorch.
-    - Nonzero elements become true, and zeros become false.
+    - Integers cast to a narrower dtype keep their low bits, as in PyTorch.
+    - Nonzero elements become true and zeros false.
 
     TOSA CAST, RESCALE.
     """

@@ -20,8 +20,9 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
     - If, along some axis, all windows read only padding, the result is the bias.
     - A stride above 3 with one group and no dilation uses space-to-depth.
-    - A stride above 3 with one group per output channel is reduced to one of its divisors, and excess results are discarded.
-    - Several groups with one input channel each use a DEPTHWISE_CONV2D.
+    - A stride above 3 with one group per output channel is reduced to one of its divisors, and excess output elements are
+      discarded.
+    - For several groups with one input channel each, a DEPTHWISE_CONV2D is used.
     - Other convolutions use a CONV2D for each group, and a CONCAT, which Vela eliminates.
     """
     if window.misses(x.shape[2:], out.shape[2:]):

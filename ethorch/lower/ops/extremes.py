@@ -39,7 +39,7 @@ def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
 
 
 def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
-    """Return the maximum or minimum (any or all for truth values) over ``dims``. Reduced dims have size 1."""
+    """Return the maximum or minimum (``any`` or ``all`` for truth values) over ``dims``. Reduced dims have size 1."""
     if x.value.dtype == "BOOL":
         return reduce_truth_over(b, "any" if name == "max" else "all", x, dims)
     value = x.value

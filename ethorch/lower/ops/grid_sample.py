@@ -1,4 +1,4 @@
-"""Lowerings of grid_sample and affine_grid with fixed-point coordinates. grid_sample uses a GATHER for each neighbor."""
+"""Lowerings of grid_sample and affine_grid with fixed-point coordinates. grid_sample uses a GATHER for each neighboring pixel."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     """Sample x[n,c] at each position grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
     Coordinates have up to 11 fractional bits for int8, 14 for int16, and 20 in nearest mode. The result is rounded once, or twice
-    for int16. A constant grid that is equal for all n becomes a linear layer with up to 2**24 weights.
+    for int16. A constant grid equal for all n becomes a linear layer if it needs at most 2**24 weights.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:

@@ -17,7 +17,7 @@ from ethorch.lower.ops.spec import op
 def as_truth(b: Builder, x: Any) -> QTensor:
     """Convert x to truth values. Nonzero elements become true.
 
-    If the NPU lacks BOOL, INT8 values are truth values and are not changed.
+    If the NPU lacks BOOL, INT8 values are treated as truth values and not changed.
     """
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:

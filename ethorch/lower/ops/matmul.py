@@ -55,7 +55,7 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
 
 
 def has_many_columns(tuning: Tuning, rows: int, columns: int) -> bool:
-    """Return True if a product has so many columns that its transpose is faster, because the NPU processes columns one by one."""
+    """Return True if the NPU processes columns one by one, and there are so many that the transposed product is faster."""
     fewest = tuning.fewest_columns_turned
     return fewest is not None and columns >= max(fewest, 16 * rows)
 

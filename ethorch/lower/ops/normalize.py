@@ -1,4 +1,4 @@
-"""Batch norms, and layer, group, instance and RMS norms, whose gamma and beta become a batch norm."""
+"""Batch, layer, group, instance and RMS norms. The last four apply gamma and beta with a batch norm."""
 
 from __future__ import annotations
 
@@ -381,8 +381,8 @@ def batch_statistics_norm(
 ) -> list[Node | None]:
     """Return (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
 
-    The operator's other results, the mean and the reciprocal root, are not computed. In an edge program, an instance norm
-    becomes this operator.
+    The operator's other outputs, the mean and the reciprocal standard deviation, are not computed. In an edge program, an
+    instance norm becomes this operator.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

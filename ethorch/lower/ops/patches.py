@@ -99,7 +99,7 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """Add each column to its patch of a feature map of zeros: [N, C * KH * KW, OH * OW] -> [N,C,H,W]."""
+    """Add each column to its patch in a zero-initialized feature map: [N, C * KH * KW, OH * OW] -> [N,C,H,W]."""
     # A block of the taps within one stride (one tap if dilated) covers each position at most once. One sum adds all blocks.
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

@@ -160,7 +160,7 @@ def avg_pool2d(
     """Return the mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
     - A single window that covers the feature map uses ``mean_over``.
-    - Padding included in the mean becomes a PAD with the zero point.
+    - Padding that the mean includes becomes a PAD with the zero point.
     - If ``divisor_override`` is set, padding is included, and a RESCALE changes the divisor. Before this RESCALE, int8 averages
       have 7 fractional bits.
     """

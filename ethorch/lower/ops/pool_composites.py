@@ -82,7 +82,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """Return the maximum over each adaptive window of [N,C,H,W]. Calls whose indices are used are not decomposed.
 
-    Uniform windows become one pool. For other windows, a maximum is computed for each row of windows, then for each column.
+    Uniform windows become one pool. Other windows are pooled over height, then over width.
     """
     if _uses_indices(s.node):
         return None
@@ -194,7 +194,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """Return the maximum over each adaptive window of [N,C,D,H,W]. Calls whose indices are used are not decomposed.
 
-    Uniform windows become one pool. Other windows are pooled over depth, height and width, one after another.
+    Uniform windows become one pool. Other windows are pooled over depth, then height, then width.
     """
     if _uses_indices(s.node):
         return None

@@ -16,7 +16,7 @@ class Layer:
         weight_axis: Axis of the weight's output channels, or None if two axes contain them.
         output_axis: Negative index of the result's channel axis.
         groups: Number of groups.
-        window: Input window of one result, or None for linear layers and transposed convolutions.
+        window: Input window of one output element, or None for linear layers and transposed convolutions.
     """
 
     weight: int = 1
@@ -34,7 +34,8 @@ class QuantRule:
     Attributes:
         inputs: Whether float tensor inputs are quantized.
         only_first: Whether only the first tensor is quantized. Other tensors are constants or indices.
-        output: Source of output parameters: ``own`` (observed), ``same`` (first input), ``fixed`` (``fixed_range``) or ``none``.
+        output: Source of the output's quantization parameters: ``own`` (observed), ``same`` (first input), ``fixed``
+            (``fixed_range``) or ``none``.
         keeps_codes: Whether each result element is zero or an input element. If so, the output shares the input's parameters,
             unless QAT is used, the operator is absorbed, or a concatenation reads the output.
         layer: Arguments and channels of a convolution or linear layer, or None for other operators.
@@ -42,7 +43,7 @@ class QuantRule:
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
-        domain: Range (minimum, maximum) of the first input in which the operator is defined.
+        domain: Range (minimum, maximum) on which the operator is defined, for the first input.
         factors: Positions of the two operands of a matrix product, or None.
     """
 

@@ -1,6 +1,6 @@
 """Recurrent layers, decomposed into linear layers and gates.
 
-One product multiplies the inputs of all time steps by the weights, which are thus read once.
+The input weights are read once, because their product with the inputs covers all time steps.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def uneven(extent: int, size: int, scale: float | None) -> float | None:
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size[0]), floor(j * W / size[1])].
 
-    Integer factors become a RESIZE or TILEs. For other factors, and for ``scales`` that differ from the ratio of the sizes, rows
+    Integer factors use a RESIZE or TILEs. For other factors, and for ``scales`` that differ from the ratio of the sizes, rows
     and then columns are selected.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
@@ -215,9 +215,9 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales:
     """Resize x[..., H, W] bilinearly to ``size``, using the first method that applies.
 
     - A single row or column is repeated, because Vela does not support a RESIZE of it.
-    - A scale that TOSA and the target support becomes a RESIZE.
+    - Scales that TOSA and the target support use a RESIZE.
     - Integer factors without ``align`` use averages of repeated elements.
-    - Other factors become a product with a matrix along each dim.
+    - Other factors use a matrix product along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
@@ -253,7 +253,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """Resize x by bilinear interpolation: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA RESIZE, CONV2D, DEPTHWISE_CONV2D.
 
-    The result is rounded once, or several times if computed as products with matrices.
+    The result is rounded once, or several times if computed by matrix products.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)

@@ -1,6 +1,6 @@
 """Rounding to integers, and remainders.
 
-int8 operators use a table. int16 operators use a ``Threshold`` if its results match PyTorch's, or tables that represent each jump.
+int8 operators use a table. int16 operators use a ``Threshold`` if its results match PyTorch's. Otherwise, tables represent jumps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SLACK = (1, 8, 64)
 class Threshold:
     """A conversion of int16 values to integers: round((units - clamp(units, -dead, dead) + shift) * step / _PARTS).
 
-    ``units`` is the int16 value times ``_PARTS``, and ``step`` is its scale. Halves are rounded up.
+    ``units`` is the int16 value times ``_PARTS``, and ``step`` is the value's scale. Halves are rounded up.
     """
 
     shift: int

@@ -78,7 +78,7 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """Decompose an index_copy with a computed index into an index_put. An index of several rows requires SCATTER."""
+    """Decompose an index_copy with a computed index into an index_put. An index with several elements requires SCATTER."""
     if not math.prod(shape_of(index)):
         return x
     if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
@@ -141,9 +141,9 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
 
     - A call with an empty index returns x.
     - A call with ``accumulate`` becomes a sum.
-    - A mask with one value becomes a where.
-    - Other calls become an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Computed
-      indices of several rows require SCATTER.
+    - A masked write of one value becomes a where.
+    - Other calls become an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Writing
+      several rows at computed indices requires SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     first, shape = indices[indexed_dims[0]], shape_of(x)
@@ -227,8 +227,8 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     """Return x with values at x[indices]. The lowering requires a single index.
 
     - A constant index uses slices and a CONCAT.
-    - A single row at a computed index, e.g. of a cache, is lowered like ``where``. (For a SCATTER, Vela estimates a memory burst
-      per element.)
+    - A single row at a computed index, e.g. of a cache, is lowered like ``where``, because Vela estimates a memory burst
+      per element of a SCATTER.
     - Several rows at computed indices use SCATTER. The indices must be distinct.
     - For accumulated values, see ``accumulate_at_indices``.
     """

@@ -1,4 +1,4 @@
-"""Lowerings of where and masked_fill, using SELECT on the U85, and products with truth values on U55 and U65."""
+"""Lowerings of where and masked_fill, using SELECT on U85, and products with truth values on U55 and U65."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """Compute out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened x.
 
-    The operator is not decomposed if x is not contiguous or an element is outside x.
+    The operator is decomposed only if x is contiguous and contains all selected elements.
     """
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
@@ -191,8 +191,8 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, the last value is used.
 
-    Emit slices and a CONCAT. If this requires too many slices, view evenly spaced positions as a separate axis, and use a GATHER
-    for other positions.
+    Emit slices and a CONCAT. If this requires too many slices, concatenate evenly spaced rows along a separate axis, or use a
+    GATHER for irregular positions.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]

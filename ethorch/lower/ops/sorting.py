@@ -91,7 +91,7 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
     """Return x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    A sort becomes a topk on the CPU if it has more than 16 elements, or if its indices are used.
+    If ``dim`` has more than 16 elements or the indices are used, the operator becomes a topk on the CPU.
     """
     ranks = range(x.shape[dim])
     return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
@@ -140,7 +140,7 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
     samples=[Sample(I8(2, 3, 9), -1), Sample(I8(4, 6, 5), 1, True), Sample(Ints(4, 7), 0)],
 )
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
-    """Return the median of x along ``dim``, or the lower of two middle elements. See ``sort``. TOSA MINIMUM, MAXIMUM."""
+    """Return the median of x along ``dim``, or the lower of the two middle elements. See ``sort``. TOSA MINIMUM, MAXIMUM."""
     (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
 

@@ -11,7 +11,8 @@ Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor`
 - A lowering raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
 
 A lowering of floats (``OpSpec.floats``) reads floats, plain integers and constants. ``out.q`` is ``float_qparams(out.dtype)`` or
-None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` also lowers floats.
+None. The result, a FloatTensor or QTensor of any float dtype, is then cast to ``out.dtype``. If ``floats`` is not set, ``lower``
+also lowers floats.
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
 ``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires a bound of 1, because PyTorch can round a
@@ -45,7 +46,7 @@ class OpSpec:
     """A PyTorch operator on the NPU.
 
     Attributes:
-        names: ATen names, the canonical name first. In-place operators are found by the name without underscore.
+        names: ATen names, the canonical name first. In-place operators are found by the name without the trailing underscore.
         kind: ``operator`` has a lowering, ``composite`` is decomposed, and ``table`` becomes a lookup table.
         quant: Quantization rule.
         doc: Documentation. The first paragraph describes the result.
@@ -63,7 +64,7 @@ class OpSpec:
         moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if this
             never holds.
-        steps: Whether the function jumps. If so, an int16 table must not be interpolated.
+        steps: Whether the function has jumps, across which an int16 table must not interpolate.
         truths: Whether operands are interpreted as truth values.
         int32: Whether the lowering supports int32 activations.
         needs: TOSA operator that a computed index requires, or an empty string.
@@ -263,7 +264,7 @@ def table_op(
 
     Args:
         floats: TOSA operator for floats, or a function of a FloatTensor and the remaining arguments.
-        lower: Lowering of int16 inputs, if the function jumps or consists of a few exact operators.
+        lower: Lowering of int16 inputs, if the function has jumps or a few operators compute it exactly.
         low, high: Range of the sample inputs.
         calls: Arguments or keywords after the tensor, one entry for each sample.
         decompose: Decomposition for integers. It must return None for floats.

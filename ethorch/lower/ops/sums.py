@@ -179,7 +179,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """Return the sum of x over ``dim``, rounded once if it fits int32. Plain integers are summed in int32. TOSA REDUCE_SUM."""
+    """Return the sum of x over ``dim``, rounded once if it fits into int32. Plain integers are summed in int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:

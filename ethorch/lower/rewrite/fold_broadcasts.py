@@ -32,9 +32,9 @@ Shape = tuple[int, ...]
 def fold_broadcasts(r: Rewriter) -> None:
     """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
 
-    If too many operations would remain, expand operands along their broadcast axes, which cannot be merged with other axes.
+    If too many operations would remain, expand operands along their broadcast axes, so that more axes can be merged.
 
-    RESCALEs of the operands, and operators that Vela fuses with the result, also use the new shape.
+    RESCALEs of the operands, and operators that Vela fuses with the elementwise operator, also use the new shape.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]

@@ -1,6 +1,6 @@
-"""Reduce pool strides above 3, for which Vela emits one operation per result.
+"""Reduce pool strides above 3, for which Vela emits one operation per output element.
 
-Otherwise, Vela's compile time is quadratic in the number of results.
+Vela's compile time is quadratic in the number of these operations.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LARGEST_EXTENT = 65536
 
 
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
-    """Fold pools with a stride above 3 if there are at least ``fewest_results`` results per channel.
+    """Fold pools with a stride above 3 and at least ``fewest_results`` output elements per channel.
 
     Maxima of disjoint windows, and averages of disjoint windows along one axis, are always folded. Strides are reduced as follows:
 
-    - A RESHAPE makes disjoint windows a separate axis.
+    - A RESHAPE splits an axis into disjoint windows.
     - Averages of disjoint 2-D windows also require a TRANSPOSE of the windows' rows.
     - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
     """

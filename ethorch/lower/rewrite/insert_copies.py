@@ -40,9 +40,9 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 
 
 def copy_outputs(graph: Graph) -> Graph:
-    """Return a copy of the graph in which each output that an operator also reads is copied.
+    """Return a copy of the graph in which the outputs that operators also read are copied.
 
-    Otherwise, Vela can lose such an output. See ``vela.undone-transpose-output``.
+    Without a copy, Vela can lose such an output. See ``vela.undone-transpose-output``.
     """
     r = Rewriter(copy.deepcopy(graph))
     for op in r:

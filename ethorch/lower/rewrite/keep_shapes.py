@@ -1,6 +1,6 @@
 """Propagate the shape of a convolution to the elementwise operators that read its result.
 
-Vela copies the operand of a RESHAPE if it is also read in its original shape, e.g. the sum of a residual connection.
+If the operand of a RESHAPE, e.g. the sum of a residual connection, is also read in its original shape, Vela copies it.
 """
 
 from __future__ import annotations

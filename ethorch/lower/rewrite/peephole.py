@@ -161,7 +161,7 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """If TRANSPOSEs read the INT8 TABLE of a convolution with few channels, move them before the TABLE, so that Vela fuses it.
+    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
 
     Cases in which Vela 5.2 loses the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
     cancel each other.

@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Steps that restart from the first step after each change."""
+    """A list of steps that restarts after each change."""
 
     steps: tuple[Step, ...]
     why_here: str

@@ -95,7 +95,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum, over the converted inputs, of the input's bytes plus those of the largest result computed from it."""
+    """Return the maximum sum of the bytes of a converted input and of the largest result of the operators that read it."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)

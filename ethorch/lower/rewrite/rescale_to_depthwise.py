@@ -15,7 +15,7 @@ from ethorch.tosa.ir import Op
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
     """Replace each RESCALE from INT8 to INT8 with a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    A RESCALE with an axis that is too long for the NPU is not replaced. Vela converts it to a pool, which has no such limit.
+    A RESCALE with an axis too long for the NPU is not replaced. Vela converts it to a pool, which has no such limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

@@ -68,7 +68,7 @@ class Rewriter:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Op]:
-        """Iterate over the operators in order. Skip operators that are erased during the iteration."""
+        """Iterate over the operators in order. Skip operators erased during the iteration."""
         ops: list[Op] = []
         op = self._next[None]
         while op is not None:
@@ -80,7 +80,7 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value`` if its name is in ``names``, or None. Empty ``names`` match all operators.
+        """Return the operator named in ``names`` that computes ``value``, or None. Empty ``names`` match all operators.
 
         If ``sole`` is True, ``value`` must have only one use, as an operand or graph output.
         """
@@ -89,7 +89,7 @@ class Rewriter:
         return op if fits else None
 
     def readers(self, value: Value) -> Sequence[Op]:
-        """Return the operators that read ``value``, each once for every operand that is ``value``."""
+        """Return the operators that read ``value``, with one entry per operand that is ``value``."""
         return tuple(self._readers.get(value, ()))
 
     def is_output(self, value: Value) -> bool:
@@ -112,7 +112,7 @@ class Rewriter:
         """Return the position before ``op``.
 
         Args:
-            of: Value whose name is the prefix of inserted values' names. Default: the first result of ``op``.
+            of: Value whose name prefixes the names of inserted values. Default: the first result of ``op``.
         """
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
@@ -127,7 +127,7 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let the producer of ``value`` compute the result of ``op``. No operator may read ``value``."""
+        """Erase ``op``, and let the producer of ``value`` compute the result of ``op``. ``value`` must be unused."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
@@ -184,10 +184,10 @@ class Rewriter:
 
 @dataclass(frozen=True)
 class Place:
-    """A position at which operators are inserted.
+    """A position for inserting operators.
 
     Attributes:
-        following: Operator after the position, or None at the end.
+        following: Next operator, or None at the end.
         name: Prefix of inserted values' names.
     """
 
@@ -206,7 +206,7 @@ class Place:
         return result
 
     def again(self, op: Op, *operands: Value, **changed: Any) -> Value:
-        """Insert a copy of ``op`` with other leading operands and attributes."""
+        """Insert a copy of ``op`` with different first operands and ``changed`` attributes."""
         place = Place(self.rewriter, self.following, self.name, op.result.origin)
         return place.emit(op.name, *operands, *op.operands[len(operands) :], **{**op.attrs, **changed})
 

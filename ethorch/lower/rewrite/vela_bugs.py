@@ -36,7 +36,7 @@ class VelaBug:
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.
         reads: Same as ``of``, ignoring RESHAPEs in between.
-        placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (reshaped or not), ``reshaped``, or empty if not.
+        placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (reshaped or not), ``reshaped``, or empty (not needed).
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided although no test graph reproduces it.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.

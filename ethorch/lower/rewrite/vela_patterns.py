@@ -61,14 +61,14 @@ KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
 
 def reads(r: Rewriter, value: Value, *names: str) -> bool:
-    """Return True if ``value`` is the output of one of the operators ``names``, ignoring RESHAPEs in between."""
+    """Return True if an operator in ``names`` computes ``value``, ignoring RESHAPEs in between."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return r.producer(value, *names) is not None
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value``, directly (unless ``reshaped``) or after RESHAPEs."""
+    """Return True if a CONCAT or PAD reads ``value``, reshaped or not. If ``reshaped`` is True, ignore direct reads."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
@@ -134,7 +134,7 @@ def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` has a stride along an axis longer than 65,536, with padding at the axis's end or by a preceding PAD."""
+    """Return True if ``op`` has a stride along an axis longer than 65,536, and padding at the axis's end or a preceding PAD."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -151,7 +151,7 @@ def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """Return True if the padding of ``op``, divided by any dilation above 2, does not fit into the NPU's register."""
+    """Return True if the padding of ``op`` does not fit into the NPU's register. Padding is divided by a dilation above 2."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
@@ -169,10 +169,10 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
 
 
 def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela refuses a TRANSPOSE of three axes because a RESHAPE removed axes of extent 1, which Vela also transposes.
+    """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes axes of extent 1 that a RESHAPE removed.
 
-    Vela refuses INT32 with a moved axis above 16,384. If the last axis was removed, Vela also refuses a TRANSPOSE in which the
-    product of a moved axis and the unmoved axis exceeds 65,536.
+    Vela refuses INT32 if a moved axis is longer than 16,384. If the RESHAPE removed the last axis, Vela refuses all dtypes if the
+    extent of a moved axis times that of the unmoved axis exceeds 65,536.
     """
     # Determined by experiments.
     value, perms = op.operands[0], op.attrs["perms"]
@@ -328,7 +328,7 @@ def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela fuses RESCALEs to INT32 with ``op`` on U55 and U65.
 
     Vela fuses scales of 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales below
-    2**15. In this case, it also fuses different scales if the larger is 2**19 (INT8) or 2**14 (INT16).
+    2**15. In this case, it also fuses unequal scales if the larger is 2**19 (from INT8) or 2**14 (from INT16).
     """
     # Determined by experiments.
     if not takes_rescales(r, op):
@@ -365,7 +365,7 @@ def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` reshapes a shared INT32 value, and the last axis of any of its shapes is longer than 32,768."""
+    """Return True if ``op`` reshapes a shared INT32 value whose last axis, reshaped or not, is longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -406,7 +406,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a SLICE reshaped to another last axis, and one of these axes is not a multiple of 16."""
+    """Return True if the operand is a SLICE whose last axis is reshaped, and the old or new extent is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -436,13 +436,13 @@ def is_of_slice_with_leading_ones_for_several(r: Rewriter, op: Op) -> bool:
 
 
 def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
-    """Return True if both operands are broadcast and Vela stores the first operand in another shape."""
+    """Return True if both operands are broadcast, and Vela does not store the first in the shape that ``op`` reads."""
     spread = all(value.shape != op.result.shape for value in op.operands[:2])
     return spread and not has_one_shape(r, op.operands[0])
 
 
 def has_one_shape(r: Rewriter, value: Value) -> bool:
-    """Return True if Vela stores ``value``, and the operand of the RESCALE that computes it, in the shape of ``value``."""
+    """Return True if Vela stores ``value``, and the operand of a RESCALE that computes ``value``, in the shape of ``value``."""
     source = root(r, value)
     rescale = r.producer(source, "RESCALE")
     read = value if rescale is None else rescale.operands[0]
@@ -577,5 +577,5 @@ def is_read_bool_output(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:
-    """Return True if a GATHER or SCATTER has more rows or batches than one transfer can count."""
+    """Return True if a GATHER or SCATTER has more rows or batches than one transfer supports."""
     return max(op.operands[1].shape) > MOST_ROWS

@@ -37,7 +37,7 @@ def copy_operand(r: Rewriter, op: Op) -> None:
 
 
 def copy_result(r: Rewriter, op: Op) -> None:
-    """Insert a copy of the result before the operators that read it."""
+    """Insert a copy of the result before its readers."""
     r.insert_after(op, copy_value)
 
 
@@ -163,7 +163,7 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand that other operators read in another shape, because RESHAPEs of it share memory."""
+    """Copy each operand that is also read in another shape, because a tensor and its RESHAPEs share memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copy_value)
@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange commutative operands if Vela stores the second in only one shape. If not, copy or reshape the first operand."""
+    """Exchange commutative operands if Vela stores the second in only one shape. Otherwise, copy or reshape the first operand."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -225,14 +225,14 @@ def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
 
 
 def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
-    """Copy each SLICE whose source has as many elements as the result, before the RESCALE of the SLICE."""
+    """Copy each SLICE whose source has as many elements as the result. A RESCALE of the SLICE reads the copy."""
     for index in slices_of_as_many(r, op):
         rescale = r.producer(root(r, op.operands[index]), "RESCALE")
         r.insert_before(rescale or op, 0 if rescale else index, copy_value)
 
 
 def copy_first_operand(r: Rewriter, op: Op) -> None:
-    """Copy the first operand, before its RESCALE if there is one."""
+    """Copy the first operand, or the operand of the RESCALE that computes it."""
     rescale = r.producer(root(r, op.operands[0]), "RESCALE")
     r.insert_before(rescale or op, 0, copy_value)
 

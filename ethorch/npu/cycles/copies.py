@@ -20,7 +20,7 @@ _BLOCK = (1, 1, 1)  # Vela has no blocks for a gather (ElementTransferToBytes in
 
 
 def rate_copy(op: Op, regions: Regions) -> Compound | None:
-    """Return the cycles and traffic of a transfer, or None for tables and constants, which Vela ignores."""
+    """Return the cycles and traffic of a transfer, or None for copies of tables and constants, which Vela ignores."""
     form = op.prepared.form
     if isinstance(form, Transfer):
         source, target, size = form.source[0], form.target[0], form.outer * form.inner * form.length

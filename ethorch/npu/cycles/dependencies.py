@@ -44,7 +44,7 @@ class Dependencies:
 
 
 class _Ranges:
-    """The written byte ranges of one region, which may overlap, with the writer and output number of each range."""
+    """The byte ranges written in one region, with the writer and output number of each. Ranges may overlap."""
 
     def __init__(self) -> None:
         self._table = np.empty((4, 64), np.int64)

@@ -53,7 +53,7 @@ class OperatorCycles:
 
     @property
     def cycles(self) -> int:
-        """The larger of the NPU's cycles and the slowest memory's access cycles, plus the extra cycles ``effects``."""
+        """The larger of the NPU's cycles and the slowest memory's access cycles, plus the extra cycles in ``effects``."""
         return max([self.npu_cycles, *self.access_cycles.values()]) + self.effects
 
 

@@ -42,9 +42,9 @@ class Operator:
     Attributes:
         works: Chain of kernels, with the total size of all slices and stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Region from which the scales were transferred, if weights are transferred for this operator, too.
+        home: Source region of the scales' transfer, if weights are also transferred for this operator.
         is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
-            if weights are transferred before the first kernel, as by the pass ``resident-weights``.
+            if weights are transferred before the stream's first kernel, e.g. by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
         moved: Value that ``compound`` would have if all feature maps were in the arena's memory.
     """
@@ -80,7 +80,7 @@ class Operator:
         return result
 
     def reads_constants(self, regions: Regions) -> bool:
-        """Return True unless all weights are transferred before they are read."""
+        """Return True if the weights are read without a transfer to another memory."""
         return not self.weights or self.work.weights == regions[CONSTANTS]
 
     def slack_cycles(self, regions: Regions) -> int:

@@ -43,7 +43,7 @@ class Traffic:
 
 
 def transfer_bytes(npu: Npu, fm: Map, block: Size, elements: int, *, write: bool) -> int:
-    """Return the bytes that a transfer occupies on the bus, with unused parts of bursts (Vela's EstimateMemoryTransfer)."""
+    """Return the bytes that a transfer occupies on the bus, including unused parts of bursts (Vela's EstimateMemoryTransfer)."""
     cores = npu.cores if npu.family != registers.U85 else 1
     _, width, depth = block
     if fm.bricks:
@@ -87,7 +87,7 @@ def input_traffic(work: Work) -> Iterator[Traffic]:
 
 
 def chained_traffic(head: Work, work: Work) -> Iterator[Traffic]:
-    """Yield the traffic of a kernel that is not the first of its chain. Vela counts only one feature map outside the chain."""
+    """Yield the traffic of a later kernel of a chain. Vela counts only the kernel's first feature map outside the chain."""
     for fm in work.ifms:
         if not fm.chained:
             if fm.elements > 1:
@@ -161,9 +161,9 @@ def copy_cycles(npu: Npu, source: MemoryRate, target: MemoryRate, size_bytes: in
 
 
 def count_bus_bytes(memory: MemoryRate, size_bytes: int, rows: int) -> int:
-    """Return the bytes that a transfer of equal rows occupies on the bus.
+    """Return the bytes that a transfer of equally long rows occupies on the bus.
 
-    Vela emits no transfers of several rows. Each row occupies whole bursts, as in ``transfer_bytes``.
+    Vela emits only single-row transfers. With several rows, each row occupies whole bursts, as in ``transfer_bytes``.
     """
     burst = memory.burst_bytes
     return size_bytes if rows == 1 else rows * ceil_div(size_bytes, rows * burst) * burst

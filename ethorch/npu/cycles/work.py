@@ -97,7 +97,7 @@ class Work:
         return self.kind not in (ELEMENTWISE, RESIZE)
 
     def resize(self, out: Size, pads: tuple[int, int, int, int] | None = None) -> Work:
-        """Return the kernel with an OFM of size ``out`` and a matching IFM."""
+        """Return a copy with an OFM of size ``out`` and a matching IFM."""
         window = self.window if pads is None else replace(self.window, pads=pads)
         first, ofm = self.ifms[0], replace(self.ofm, size=permute(out, self.axes))
         if self.is_array_work:
@@ -105,7 +105,7 @@ class Work:
         return replace(self, ofm=ofm, out=out, window=window, ifms=(first, *self.ifms[1:]))
 
     def change_block(self, block: Size) -> Work:
-        """Return the kernel with OFM blocks of size ``block``."""
+        """Return a copy with OFM blocks of size ``block``."""
         ifm_block = _ifm_block(
             self.npu, self.kind, self.ifms[0], block, self.window, self.microblock, self.part_kernel, self.sparse
         )

@@ -11,7 +11,7 @@ from ethorch.npu.runs import Run
 
 @dataclass
 class Buffer:
-    """The bytes [low, high) of a region, which can only be moved together."""
+    """The byte range [low, high) of a region, movable only as a whole."""
 
     region: int
     low: int

@@ -30,7 +30,7 @@ _FIRST_INPUT, _FIRST_NEW = 1 << 27, 1 << 28  # writers from these numbers on: in
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Digests of the labels of the bytes that operations and the host read."""
+    """The label digests of the bytes that operations and the host read."""
 
     reads: Mapping[int, tuple[str, ...]]  # by the operation's key, one digest for each read access
     outputs: tuple[str, ...]  # by the number of the host's output
@@ -71,7 +71,7 @@ class LabelMemory:
     def execute(self, op: Op) -> tuple[str, ...]:
         """Label the written bytes, and return a digest for each read.
 
-        Transfers without indices, and kernels that only copy, move labels and have no digest.
+        For transfers without indices and for copy kernels, move labels and return no digests.
         """
         form = op.prepared.form
         if isinstance(form, Copy):

@@ -19,10 +19,10 @@ _WIDEST = 2  # bytes of an element whose scaling is checked for each value
 
 @dataclass(frozen=True)
 class KernelCopy:
-    """A kernel that copies a feature map to another.
+    """A kernel that copies one feature map to another.
 
     Attributes:
-        axes: For each axis of the target, the axis of the source.
+        axes: For each axis of the target, the corresponding axis of the source.
     """
 
     source: FeatureMap

@@ -134,9 +134,9 @@ CHECKS: dict[str, Callable[[Ints], None]] = {
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
 def elementwise_5x(op: Operation) -> Prepared:
-    """Prepare the operation OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
+    """Prepare the operation OFM = output stage of f(IFM - zero point, IFM2 - zero point).
 
-    IFM2 can be broadcast or constant.
+    IFM2_BROADCAST.operand_order swaps the operands. IFM2 can be broadcast or constant.
     """
     name = ELEMENTWISE_MODES_U85[op.mode]
     ifm = Operand(feature_map(op, "IFM", _extent(op, 0, 0, 0)))

@@ -22,8 +22,8 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 def resize(op: Operation) -> Prepared:
     """Prepare the operation OFM = output stage of (resized IFM << 16).
 
-    Row i of the OFM corresponds to the fractional IFM row (i*RESIZE_Y + RESIZE_Y_OFFSET) / RESIZE_Y_SCALE_N. BILINEAR weights the
-    two nearest rows with integers whose sum is RESIZE_Y_SCALE_N. The other modes select one row. The same holds for columns.
+    Row i of the OFM corresponds to the fractional IFM row (i*RESIZE_Y + RESIZE_Y_OFFSET) / RESIZE_Y_SCALE_N. BILINEAR multiplies
+    the two nearest rows by integers whose sum is RESIZE_Y_SCALE_N. The other modes select one row. The same holds for columns.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape

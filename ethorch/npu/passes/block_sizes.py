@@ -32,7 +32,7 @@ Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return the stream with other block sizes and fewer cycles, or None."""
+    """Return the stream with changed block sizes that reduce its cycles, or None."""
     search = _Search(stream, context)
     changes: dict[int, Op] = {}
     for rated in context.rate_operators(stream):
@@ -84,7 +84,7 @@ class _Search:
         return max([operator.computation.cycles, *accesses.values()])
 
     def _set_block(self, kernels: Kernels, block: Size) -> Kernels:
-        """Return the kernels with ``block``, or an empty dict if it is illegal."""
+        """Return the kernels with block size ``block``, or {} if it is illegal."""
         changed = {}
         for position, kernel in kernels.items():
             op = _set_layout(kernel.copy(**{f"OFM_BLK_{axis}_M1": n - 1 for axis, n in zip(_AXES, block, strict=True)}))

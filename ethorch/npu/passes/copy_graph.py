@@ -42,7 +42,7 @@ class CopyGraph:
         copies: Copies that may still be removed, by position.
         reads: Accesses that read bytes written by an operation, by the position of that operation.
         writers: Operations that wrote the bytes that an operation reads, by the position of the reader.
-        places: Addresses of maps with longer lifetimes.
+        places: Addresses of maps whose lifetimes have been extended.
         comparisons: Number of addresses that may still be compared.
     """
 
@@ -97,8 +97,8 @@ class CopyGraph:
     ) -> Iterator[tuple[int, FeatureMap, Ints]]:
         """Yield the sources of ``fm``, a part of the target of the copy at ``position``.
 
-        The first source is the copy's, the next is that of the copy that wrote it, and so on. A source is omitted if it is
-        overwritten before position ``stop``, or written by one of the operations ``changed``.
+        The first source is the copy's own, the next is that of the copy that wrote the first, and so on. Iteration ends before a
+        source that is overwritten before position ``stop``, or read by a copy in ``changed``.
 
         Yields:
             The position of the copy, its source, and the addresses of the elements of ``fm`` in the source.
@@ -123,7 +123,7 @@ class CopyGraph:
                 return
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the position of the first later operation that overwrites bytes of the values that a copy reads."""
+        """Return the position of the next operation that overwrites part of a value that the copy reads."""
         if position not in self._overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {HOST} for access in self.outputs[writer]]
@@ -135,7 +135,7 @@ class CopyGraph:
         return self._overwritten[position]
 
     def list_chains(self) -> list[range]:
-        """Return the positions of the chain of each operation."""
+        """Return, for each operation, the positions of its chain."""
         ends = _iterate_chains_with_ends(self.ops)
         return [range(end - len(group), end) for group, end in ends for _ in group]
 
@@ -156,9 +156,9 @@ def _iterate_chains_with_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
 
 
 def reallocate(stream: Stream, graph: CopyGraph, context: Context, most: int) -> Stream | None:
-    """Return the stream with the graph's operations, or None if it needs ``most`` or more cycles or exceeds a region.
+    """Return the stream with the graph's operations, or None if its cycles reach ``most`` or a region becomes too large.
 
-    Segments keep their addresses in ``stream``, except those with longer lifetimes.
+    Segments keep their addresses in ``stream`` unless their lifetimes have been extended.
     """
     apart, ops = graph.apart, graph.list_ops()
     changed = replace(apart.stream, ops=ops)

@@ -25,7 +25,7 @@ LEAST_BYTES = 128 << 10
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream with regions at least 4% smaller and at most 0.5% more cycles, or None if that is impossible."""
+    """Return a stream with at least 4% fewer region bytes and at most 0.5% more cycles, or None."""
     if max(stream.image.sizes.values(), default=0) < LEAST_BYTES:
         return None
     most, best = int(context.rate(stream) * (1 + TOLERANCE)), stream

@@ -82,7 +82,7 @@ class _Replacement(CopyGraph):
             ops = [op for n, op in enumerate(ops) if n not in unread]
 
     def replace_copies(self, most_levels: int | None) -> None:
-        """Replace each copy that takes longer than transfers, which can read the source of up to ``most_levels`` earlier copies."""
+        """Replace each copy with transfers if they are faster. A replacement spans at most ``most_levels`` successive copies."""
         self.trace()
         self.readers = {position: {read.position for read in reads} for position, reads in self.reads.items()}
         for position in sorted(self.copies, reverse=True):
@@ -111,7 +111,7 @@ class _Replacement(CopyGraph):
             self._apply(position, *best)
 
     def _apply(self, position: int, copy: int, source: FeatureMap, transfers: list[Op], unread: list[int]) -> None:
-        """Replace the copy at ``position`` by transfers from the source of ``copy``, so that nothing reads ``unread``."""
+        """Replace the copy at ``position`` with ``transfers`` from the source of ``copy``, and remove the copies at ``unread``."""
         self.transfers[position] = transfers
         self._key -= len(transfers)
         if copy == position:

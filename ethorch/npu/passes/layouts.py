@@ -13,7 +13,7 @@ WHOLE = -1  # number of an operation that is not divided
 
 
 def place_parts(uses: Sequence[tuple[int, list[Op], int, Access]], segment: Segment) -> dict[int, int] | None:
-    """Return an address in the segment for each part, or None if the parts do not fit or a part has several layouts."""
+    """Return each part's address in the segment, or None if the parts do not fit or a part has several layouts."""
     layouts: dict[int, set[tuple[object, ...]]] = {}
     maps: dict[int, FeatureMap] = {}
     for number, _, _, access in uses:

@@ -41,7 +41,7 @@ def find_lifetimes(
 
     Args:
         sizes: Bytes of each region to allocate.
-        divide: Whether the parts of a value can have lifetimes that end at different times.
+        divide: Whether the lifetimes of a value's parts can end at different times.
         operators: Positions of each operator's kernels. The distances between their feature maps are preserved.
         spaces: Disjoint address ranges of the segments, if known.
     """

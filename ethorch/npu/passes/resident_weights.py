@@ -53,7 +53,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
-    """Return an upper bound of the cycles that a copy of each range saves, if positive."""
+    """Return an upper bound on the cycles that copying each range saves, if positive."""
     constants, fast = context.regions[CONSTANTS], context.regions[region]
     rated, results = context.rate_operators(stream), context.estimate(stream).operators
     savings = dict[int, int]()

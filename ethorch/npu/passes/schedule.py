@@ -47,7 +47,7 @@ class Schedule:
         staged: For each unit of ``weights`` in the constants, a variant of its operator that transfers the unit first.
         placements: Each ``Placement``, keyed by its index into ``weights``.
         cycles: Total cycles without and with contention between transfers and kernels.
-        exposed: Cycles of each operator that earlier transfers may save.
+        exposed: Cycles that earlier transfers may save in each operator.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Schedule:
     def _list_cycles(
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
-        """Return each operator's cycles, and its cycles of reading constants."""
+        """Return each operator's cycles, and the cycles of its accesses to the constants' memory."""
         self.work += len(rated)
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
@@ -212,7 +212,7 @@ class Schedule:
         return [*parts, Part(weights.operator, weights.size_bytes - left, left)]
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return each operator's cycles in which only transfers of ``unit`` read constants."""
+        """Return each operator's cycles without reads of constants, ignoring transfers of ``unit``."""
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator

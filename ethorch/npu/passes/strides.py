@@ -32,7 +32,7 @@ class AddressTable:
 
 
 def iterate_layouts(op: Op, fm: FeatureMap, addresses: Ints, place: FeatureMap) -> Iterator[dict[str, int]]:
-    """Yield register values that give the elements of ``fm`` the new addresses [H, W, C], which are inside ``place``."""
+    """Yield register values that assign the new addresses [H, W, C] in ``place`` to the elements of ``fm``."""
     if len(fm.tiles) != 1:
         return
     for bricks in (fm.bricks, not fm.bricks):

@@ -132,7 +132,7 @@ def _find_constants(ops: Sequence[Op], number: int, operator: Operator, prefixes
 
 
 def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Sequence[Weights], region: int) -> Stream:
-    """Return a stream with transfers for weights that kernels read from constants. It is only for estimates."""
+    """Return a stream, usable only for estimates, with transfers for weights that kernels read from constants."""
     ops, key, address = list(stream.ops), stream.new_key(), _FAR
     before: dict[int, Op] = {}
     for each in weights:

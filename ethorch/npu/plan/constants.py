@@ -1,4 +1,4 @@
-"""The memory contents that are constant at a point of the stream."""
+"""The memory contents that are known constants at a given point in the stream."""
 
 # Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes copied from
 # region 0 by DMA are constant until the next write.
@@ -60,7 +60,7 @@ class Constants:
                     self.invalidate(access.region, start, stop)
 
     def read(self, span: Span) -> Bytes | None:
-        """Return the bytes of a span if all of them are constant, or None otherwise."""
+        """Return a span's bytes, or None if they are not all constant."""
         at, stop = span.base, span.base + span.size_bytes
         for a, b, origin in self._pieces.get(span.region, []):
             if a <= at and stop <= b:

@@ -1,4 +1,4 @@
-"""Fuse elementwise products with their sums. Vela multiplies two activation matrices in this form on U55 and U65."""
+"""Fuse elementwise products with their sums. Vela emits products of activation matrices in this form on U55 and U65."""
 
 # The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before
 # any other read are not stored, so memory can differ from hardware after a fault.

@@ -1,4 +1,4 @@
-"""The ctypes structs of ``cpp/plan.h``. ``library`` compares their sizes with the sizes of the compiled structs."""
+"""The ctypes structs of ``cpp/plan.h``. ``library`` compares their sizes with those of the compiled structs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The compiled code in ``cpp/``, built for this CPU on first use (``ethorch.support.native``).
 
-ETHORCH_NPU_LEVEL selects a lower level of CPU features than the best one. ETHORCH_NPU_NUMPY disables compiled code.
+ETHORCH_NPU_LEVEL selects a level of CPU features instead of the best one. ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of a feature map's values minus the zero point, from ``stored_ranges`` or their type."""
+        """Return the range of (value - zero point) in a feature map, from ``stored_ranges`` or the data type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]

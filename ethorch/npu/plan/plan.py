@@ -137,7 +137,7 @@ def _carries(step: Step) -> bool:
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """Return the plan, which is cached by region sizes.
+    """Return the plan, which is cached by the sizes and mutability of regions.
 
     Return None if compiled code is missing, the stream has branches, or regions overlap.
     """

@@ -26,7 +26,7 @@ def around(values: Iterable[int]) -> Range:
 
 
 def of_map(fm: FeatureMap) -> Range:
-    """Return the range of a feature map's values minus its zero point."""
+    """Return the range of (value - zero point) in a feature map."""
     low, high = fm.value_range
     return low - fm.zero_point, high - fm.zero_point
 

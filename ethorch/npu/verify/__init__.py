@@ -32,7 +32,7 @@ __all__ = [
 
 
 def verify(payload: bytes, image: Image, reference: Dataflow | None = None) -> list[Rejection]:
-    """Return the violations of rules in a driver payload.
+    """Return the rule violations in a driver payload.
 
     Raises:
         MachineFault: The payload is malformed, or has branches or interrupts.
@@ -47,12 +47,12 @@ def verify_listing(
     reference: Dataflow | None = None,
     vela_forms: frozenset[str] = frozenset(),
 ) -> Iterator[Rejection]:
-    """Yield the violations of rules in decoded instructions.
+    """Yield the rule violations in decoded instructions.
 
-    Rules for the whole stream are checked only if every operation is legal by itself.
+    Rules for the whole stream are checked only if no single operation violates a rule.
 
     Args:
-        changed: Positions of the operations to check by themselves. Default: all operations.
+        changed: Positions of the operations to check individually. Default: all operations.
         reference: Expected dataflow. New operations are not compared with it.
         vela_forms: Combinations of register values in Vela's stream, which are legal in addition to those in the tables.
     """

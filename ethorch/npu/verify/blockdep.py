@@ -23,7 +23,7 @@ Box = tuple[Size, Size]  # first and end coordinate: row, column, channel
 
 
 def check_blockdep(instructions: Sequence[Instruction], all_facts: Sequence[Facts]) -> Iterator[Rejection]:
-    """Check each kernel against the previous one, or each kernel of a chain against the one before the chain."""
+    """Check the BLOCKDEP of each kernel against the previous kernel, or, within a chain, against the kernel before the chain."""
     earlier: Facts | None = None
     latest: Facts | None = None
     for index, (instruction, facts) in enumerate(zip(instructions, all_facts, strict=True)):
@@ -89,7 +89,7 @@ def _by_jobs(first: Facts, ofm: FeatureMap, second: Facts, ifm: FeatureMap, read
 
 
 def _find_units(a: FeatureMap, b: FeatureMap) -> Size | None:
-    """Return the strides of a layout that contains both feature maps, or None. One may be a strided slice."""
+    """Return the strides of a layout that contains both feature maps, or None. Either can be a strided slice of it."""
     axes = 3 if a.bricks else 2
     pairs = list(zip(a.strides, b.strides, strict=True))
     if (a.bricks, a.dtype.itemsize) != (b.bricks, b.dtype.itemsize) or any(min(pair) <= 0 for pair in pairs[:axes]):
@@ -150,7 +150,7 @@ def _ifm_job(facts: Facts) -> Size:
 
 
 def list_jobs(size: Size, job: Size, most: int, from_end: bool = False) -> list[Box]:
-    """Return at most ``most`` blocks of size ``job`` from the start or end of a feature map, by row, column and channel."""
+    """Return up to ``most`` blocks of size ``job`` at the start or end of a feature map, sorted by row, column and channel."""
     rows, columns, slices = (ceil_div(n, step) for n, step in zip(size, job, strict=True))
     count = rows * columns * slices
     numbers = range(max(0, count - most), count) if from_end else range(min(count, most))

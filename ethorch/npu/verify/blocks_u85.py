@@ -91,7 +91,7 @@ def largest_block(facts: Facts) -> tuple[int, int, int]:
 
 
 def required_bytes(facts: Facts, memories: Memories) -> Iterator[tuple[str, int, int]]:
-    """Yield the contents, the required bytes and the available bytes of each internal memory."""
+    """Yield the purpose, the required bytes and the available bytes of each internal memory."""
     height, width, depth = block_size(facts)
     values = facts.values
     if facts.name == "NPU_OP_ELEMENTWISE":

@@ -36,5 +36,5 @@ def view_bytes(access: Access, memory: Array) -> list[Array]:
 
 
 def is_stored(access: Access) -> bool:
-    """Return True if an access is to memory, not to a feature map that is chained or has no storage."""
+    """Return True unless the access is to a feature map that is chained or has no storage."""
     return not isinstance(access, FeatureMap) or access.in_memory

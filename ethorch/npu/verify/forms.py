@@ -1,6 +1,6 @@
-"""Combinations of register values that occur in Vela's streams, which run on silicon.
+"""Combinations of register values in Vela's streams, and therefore proven on silicon.
 
-``tools.stream_forms`` writes ``forms_*.txt``. ``NEW_FORMS`` contains combinations that passes add.
+``tools.stream_forms`` writes ``forms_*.txt``. ``NEW_FORMS`` contains combinations added by stream passes.
 """
 
 from __future__ import annotations

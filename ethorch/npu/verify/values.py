@@ -1,4 +1,4 @@
-"""The values in memory. A value consists of the bytes that an operation writes, until they are overwritten."""
+"""Check the values in memory. A value is the bytes that one operation writes, and is valid until they are overwritten."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class _Overwrite:
 
 @dataclass
 class Memory:
-    """The label of each byte, by region.
+    """The state of each byte, by region.
 
     Attributes:
         writers: Label of each byte: the position of the operation that wrote it, or a negative number.
         unread: True for each byte that has not been read since it was written.
-        contents: Contents of the bytes that were copied from constants.
-        known: True for each byte whose contents are valid.
-        paddings: Positions of kernels that read only constants or copies of them.
+        contents: Bytes that were copied from constants.
+        known: True for each valid byte of ``contents``.
+        paddings: Positions of kernels whose results depend only on constants.
     """
 
     writers: dict[int, Array]
@@ -310,7 +310,7 @@ def _share_rows(a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _share_tensor(a: FeatureMap, b: FeatureMap, origin: int) -> bool:
-    """Return True if two feature maps can be parts of one tensor with a row at ``origin``."""
+    """Return True if two feature maps can be parts of one tensor with a row starting at ``origin``."""
     axes = 3 if a.bricks else 2
     if not _share_rows(a, b) or a.strides[:axes] != b.strides[:axes] or min(a.strides[:axes]) <= 0:
         return False

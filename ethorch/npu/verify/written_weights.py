@@ -15,7 +15,7 @@ _FIELDS = ((0, 3, 6), (18, 3, 7), (22, 1, 1), (23, 5, 1), (28, 5, 0), (33, 3, 6)
 
 
 def count_written_weights(content: Bytes, is_constant: Array) -> int | None:
-    """Return the number of weights in a stream, or None if its constant bytes are not those of a written stream."""
+    """Return the number of weights in a stream, or None if its constant bytes differ from those of kernel-written streams."""
     if len(content) <= _FIRST_WEIGHT or not all(is_constant[at] for at in _HEADER):
         return None
     present = sum(int(content[at]) << 8 * at for at in _HEADER)

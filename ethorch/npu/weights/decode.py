@@ -341,7 +341,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """The sizes of bias and multiplier in a channel's ten-byte entry (npu-reference 5). The shift follows them."""
+    """The sizes of the bias and the multiplier, which precede the shift in a channel's ten-byte entry (npu-reference 5)."""
 
     bias_bytes: int
     scale_bytes: int
@@ -357,7 +357,7 @@ SCALE_LAYOUTS = {
 
 
 def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[Ints, Ints, Ints]:
-    """Decode the complete entries of a scale stream to biases, multipliers and shifts (int64)."""
+    """Decode a scale stream to biases, multipliers and shifts (int64). Ignore an incomplete last entry."""
     count = len(data) // SCALE_BYTES
     rows = np.frombuffer(data, np.uint8, count * SCALE_BYTES).reshape(count, SCALE_BYTES)
     b, s = layout.bias_bytes, layout.bias_bytes + layout.scale_bytes

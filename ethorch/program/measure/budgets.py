@@ -28,7 +28,7 @@ class Budgets(tuple[Budget, ...]):
 
     @property
     def met(self) -> bool:
-        """True if no budget is known to be exceeded."""
+        """True unless a budget is known to be exceeded."""
         return all(budget.holds is not False for budget in self)
 
 
@@ -68,5 +68,5 @@ def is_ram_possible(record: Record) -> bool:
 
 
 def fits(record: Record) -> bool:
-    """Return True if no budget is known to be exceeded."""
+    """Return True unless a budget is known to be exceeded."""
     return budgets(record).met

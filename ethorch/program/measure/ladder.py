@@ -1,6 +1,6 @@
 """Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
-A wrong result is caused by the first of these four whose results differ too much from those of its predecessor.
+The cause of a wrong result is the first of these whose results differ too much from its predecessor's.
 """
 
 from __future__ import annotations

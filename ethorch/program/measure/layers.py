@@ -63,9 +63,9 @@ class CompareLayers:
 
     Args:
         quantized: Model returned by ``convert_pt2e``.
-        prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``,
-            float figures are omitted.
-        on_npu: Executor that runs ``quantized`` with the same operators on the NPU as in the program.
+        prepared: The float model after ``prepare_pt2e``, or None. If its operators differ from those of ``quantized``, float
+            figures are omitted.
+        on_npu: Executor of ``quantized`` that runs the same operators on the NPU as the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -100,7 +100,7 @@ class CompareLayers:
             recorded: Bytes that a run of the program passed to the delegates, by node name.
 
         Returns:
-            The flattened outputs of the quantized model, or None if the model writes to buffers, because the writes are discarded.
+            The flattened outputs of the quantized model. None if the model writes to buffers, because this method discards writes.
         """
         fake: dict[str, tuple[Any, Tensor]] = {}  # operand and integer values of each quantize node
 

@@ -55,11 +55,11 @@ class NodesOnNpu:
 
     Args:
         module: Graph returned by ``convert_pt2e``.
-        delegated: Names of the operators on the NPU, from the PartitionReport. If ``module`` has no node with any of these names,
-            because ExecuTorch partitioned a graph with different names, a dry run determines the NPU operators.
+        delegated: Names of the operators on the NPU, from the PartitionReport. If these names do not occur in ``module``
+            (ExecuTorch partitioned a graph with different names), a dry run determines the NPU operators.
 
     Attributes:
-        computed: NPU tensor of each node computed on the NPU: quantize nodes, and operators with integer or boolean results.
+        computed: NPU tensor of each NPU operator with integer or boolean results, including quantize operators.
         from_cpu: NPU input for each node that the CPU computes and the NPU reads.
     """
 

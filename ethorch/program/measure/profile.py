@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Figure(Measured):
-    """A figure of the whole program.
+    """A figure of the program or of one delegate.
 
     Attributes:
         name: ``NPU cycles``, ``cycles of delegate 0``, ``milliseconds per call`` or ``CPU cycles``.
@@ -72,8 +72,8 @@ class LayerTime(Measured):
         estimated_share: Share of the estimated cycles of the sampled delegates, from 0 to 1, or None if unknown.
         samples: Number of samples in which register QREAD points into the layer's commands.
         measured_share: Share of all samples, from 0 to 1.
-        measured_cycles: ``measured_share`` multiplied by the NPU cycle counter. None if the counter or the samples of any delegate
-            are missing.
+        measured_cycles: ``measured_share`` multiplied by the NPU cycle counter. None if the counter is missing or a delegate has no
+            samples.
     """
 
     index: int
@@ -170,8 +170,8 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Record of the measured program, whose command streams map offsets to layers.
-        files: Logs with NPU counters, QREAD histograms, or tables of milliseconds. See ``profile_files.FORMATS``.
+        record: Record of the measured program. It maps offsets in command streams to layers.
+        files: QREAD histograms, tables of milliseconds, or logs with NPU counters. See ``profile_files.FORMATS``.
 
     Raises:
         SpecError: No files were passed.

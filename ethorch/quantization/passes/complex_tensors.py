@@ -163,7 +163,7 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 
 
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
-    """Return the cosine and sine matrices [outputs, size] of a DFT of length n."""
+    """Return the [``outputs``, ``size``] cosine and sine matrices of a DFT of length ``n``."""
     # Columns from n on are 0. ``norm`` is the argument of torch.fft.
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))

@@ -26,7 +26,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace values that do not depend on inputs (masks, arange) with numbers, or with buffers of up to 2**24 elements.
+    """Replace input-independent values (masks, arange) with numbers, or with buffers of up to 2**24 elements.
 
     Random numbers, written buffers and parameters of a trainable model are not constant.
     """
@@ -93,9 +93,9 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast integers that an elementwise operator or ``cat`` combines with floats, so that they are quantized.
+    """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
-    int64 tensors are always cast, but other integers only if all float operands are constants. Python integers become floats,
+    int64 tensors are always cast, but narrower integers only if all float operands are constants. Python integers become floats,
     because ExecuTorch would otherwise create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}

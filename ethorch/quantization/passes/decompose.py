@@ -170,7 +170,7 @@ def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that y's producer absorbs relu."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` for views that decompositions emitted, so that y's producer absorbs relu."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:

@@ -123,7 +123,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer with a ``clone`` in its readers, which would otherwise treat the get_attr node as a constant."""
+        """Replace a written buffer with a ``clone`` in its readers, because get_attr operands are treated as constants."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):

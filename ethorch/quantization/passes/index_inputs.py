@@ -32,10 +32,10 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Insert one cast to int32 for each int64 input and mutable buffer that is used as an index.
 
-    An index fits in 32 bits, because it is smaller than the size of the dim. The cast replaces the input in operators that move,
+    An index fits in 32 bits, because it is smaller than the indexed dim. The cast replaces the input in operators that move,
     add or compare it, in writes to a mutable buffer, and in remainders by powers of two. If the target does not support GATHER,
-    inputs and buffers that CPU kernels use as indices remain int64. For comparisons with constants, other int64 inputs are
-    clamped to the range of the constants, widened by one, before the cast.
+    inputs and buffers that CPU kernels use as indices remain int64. Other int64 inputs are cast only for comparisons with
+    constants, after a clamp to the range of the constants, widened by one.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -279,7 +279,7 @@ def _extent_of(user: Node, index: Node) -> int | None:
 
 
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace floats that depend only on an index and constants with rows of a constant table.
+    """Replace floats with rows of a constant table if the floats depend only on an index and constants.
 
     Rows that the index selects from a constant are not replaced, because the constant is already a table.
     """

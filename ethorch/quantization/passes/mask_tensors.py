@@ -89,7 +89,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return a number, or the maximum of a constant tensor, if it is at most ``HUGE`` (-1e4). Return None otherwise."""
+    """Return a number or the maximum of a constant tensor if this value is at most ``HUGE`` (-1e4). Return None otherwise."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
@@ -152,7 +152,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Match a number >= -``HUGE`` times a tensor of zeros and ones. Return the tensor as bool, or None if the match fails."""
+    """Match the product of a number >= ``-HUGE`` and a tensor of zeros and ones. Return the tensor as bool, or None on failure."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
@@ -211,7 +211,7 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 
 
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
-    """Return a bool tensor that is True where ``x`` is 1, or None if other elements may differ from 0."""
+    """Convert ``x``, a tensor of zeros and ones, to bool. Return None if it may contain other values."""
     # ``x`` may be a cast of a bool tensor, also if moved, subtracted from 1 or multiplied. If a softmax reads the product, ``x``
     # may also be a program input.
     spec = find(x.target) if x.op == "call_function" else None

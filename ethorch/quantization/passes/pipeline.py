@@ -109,7 +109,7 @@ PASSES = (
 
 
 def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
-    """Run ``PASSES`` in place, and eliminate dead code after each pass. Except in training, dynamic dims remain dynamic.
+    """Run ``PASSES`` in place, and eliminate dead code after each pass. Dynamic dims remain dynamic, except in training.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or writes to a tensor with a data-dependent shape.

@@ -24,7 +24,7 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
     """Decompose each ``torch.topk`` with k <= 8 if only gather and scatter along the same dim read its indices.
 
-    A ``topk`` whose indices are unused (e.g. to select groups of experts) is decomposed only if those of another ``topk`` are used.
+    A ``topk`` with unused indices (e.g. to select groups of experts) is decomposed only together with one whose indices are used.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -48,7 +48,7 @@ def results(node: Node, index: int) -> list[Node]:
 
 
 def draw_top_k(s: AtenBuilder, topk: Node) -> None:
-    """Replace a ``topk``, and replace the reads and writes at its indices with one-hot masks."""
+    """Decompose a ``topk``, and replace its indices in gather and scatter operators with one-hot masks."""
     row, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
     assert isinstance(row, Node)
     numbers = s.constant(torch.arange(shape_of(row)[-1]))

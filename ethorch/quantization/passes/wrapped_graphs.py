@@ -1,6 +1,6 @@
 """Inline the graphs that torch.export creates for ``torch.no_grad()`` and ``torch.autocast()``.
 
-The quantizer chooses the precision, so operators in autocast run in float32. Program outputs keep the dtype of autocast.
+The quantizer chooses the precision, so operators under autocast run in float32. Program outputs keep their autocast dtype.
 """
 
 from __future__ import annotations

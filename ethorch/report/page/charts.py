@@ -34,7 +34,7 @@ _DEPTH = 6  # maximum number of rows in the chart of modules
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Charts:
-    """Return the charts for which ``data`` and ``comparison`` are sufficient, by name."""
+    """Return the charts by name, without those for which figures are missing."""
     drawn: Charts = {}
     if cycles_known(layers):
         drawn["largest"] = largest(layers)
@@ -154,7 +154,7 @@ def places(memory: MemoryReport, region: str) -> Chart:
 
 
 def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
-    """Return a roofline chart: MACs per cycle against MACs per byte in each layer's slowest memory.
+    """Return a roofline chart: for each layer, MACs per cycle against MACs per byte accessed in its slowest memory.
 
     Return None if no layer has the required figures.
     """

@@ -34,7 +34,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
     Args:
         data: Result of ``Program.to_json``.
         comparison: Result of ``Comparison.to_json``, with the accuracy of each operator.
-        title: Name of the program, to which the page adds the target. Defaults to the model's name.
+        title: Name of the program in the page title, before the target. Default: the model's name.
         model: Arguments that name the model and the calibration samples in the command that reproduces the program.
 
     Raises:
@@ -63,7 +63,7 @@ def render(name: str, charts_by_name: Mapping[str, Chart], **values: Any) -> str
 
     Args:
         name: File name of a template that extends ``base.html``.
-        values: Variables of the template, which are escaped.
+        values: Variables of the template. Their values are escaped.
     """
     from markupsafe import Markup  # imported here because only pages require Jinja
 

@@ -114,7 +114,7 @@ def round_step(step: float) -> float:
 
 
 def format_tick(number: float, largest: float) -> str:
-    """Format a number with the suffix for the largest number on the axis, e.g. ``1.5k``."""
+    """Format a number, e.g. ``1.5k``. The largest number on the axis determines the suffix."""
     size, suffix = next(((size, suffix) for size, suffix in _SUFFIXES if abs(largest) >= 10 * size), (1, ""))
     return f"{number / size:,.6g}{suffix}" if number else "0"
 

@@ -139,7 +139,7 @@ class Module:
     Attributes:
         path, name: Full path, and its last component.
         npu, cpu: Number of layers on the NPU and on the CPU, including submodules.
-        cycles: Total cycles of all layers in the module, or None if the cycles of any layer are unknown.
+        cycles: Total cycles of all layers in the module, or None if a layer's cycles are unknown.
         share: Share of the program's cycles, from 0 to 1.
     """
 
@@ -158,7 +158,7 @@ def parts_of(module: str) -> list[str]:
 
 
 def tree(layers: Sequence[Layer]) -> Module:
-    """Return the tree of modules. Layers without a module are counted only for the root."""
+    """Return the tree of modules. Layers without a module are counted only in the root."""
     root = Module("", "program")
     for layer in layers:
         nodes = [root]

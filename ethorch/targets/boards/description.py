@@ -32,7 +32,7 @@ class Sourced:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     def is_assumed(self, key: str) -> bool:
-        """Return True if the value is an assumption rather than vendor data."""
+        """Return True if the value of ``key`` is an assumption rather than vendor data."""
         return self.sources.get(key, "").startswith(ASSUMED)
 
 

@@ -178,9 +178,9 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
-    """Return the spread of the measurements on a board, excluding FVPs, if there are at least two.
+    """Return the spread of a board's measurements if it has at least two. FVPs are excluded.
 
-    Otherwise return the spread of all measurements on this board and on bare-metal silicon, or None if no measurement exists.
+    Otherwise return the spread of all measurements on this board and on any bare-metal silicon, or None if no measurement exists.
     """
     relevant = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
     own_ratios = [row.ratio for row in relevant if row.board == board]

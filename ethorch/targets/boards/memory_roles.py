@@ -44,12 +44,12 @@ class Roles:
 def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Select the memories for an NPU.
 
-    If no memory mode is passed, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash, DRAM or SRAM, in this order of preference, and feature maps are in the largest SRAM. If weights are in DRAM on U65 or
-    U85, feature maps are also in DRAM and are staged through the SRAM.
+    Without a memory mode, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. If these are empty, weights are in
+    MRAM, flash, DRAM or SRAM, in this order of preference, and feature maps are in the largest SRAM. If weights are in DRAM on
+    U65 or U85, feature maps are also in DRAM and are staged through the SRAM.
 
     Args:
-        memory_mode: Memory mode that overrides the slot's memories.
+        memory_mode: Memory mode that overrides the slot's roles.
 
     Raises:
         BoardError: The NPU cannot write to any memory of the board.
@@ -68,7 +68,7 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
 
 
 def configuration(board: Board, slot: NpuSlot) -> str:
-    """Return an ini text that contains a system configuration, named after the board, and the supported memory modes.
+    """Return ini text with a system configuration, named after the board, and the supported memory modes.
 
     Raises:
         BoardError: See ``roles``.

@@ -132,8 +132,8 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Check a table and return its converted values. Absent optional keys are omitted.
 
-        Each number requires a source: the table's ``source``, or an entry of ``sources``. The result's ``sources`` has an
-        entry for each number.
+        Each number requires a source: the table's ``source``, or an entry of ``sources``. The returned ``sources`` contain
+        an entry for each number.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")

@@ -1,4 +1,4 @@
-"""Compress weights by restricting them to few values, zeros or 2:4 sparsity, based on costs from Vela's encoder."""
+"""Compress weights by enforcing few values, zeros or 2:4 sparsity, based on costs from Vela's encoder."""
 
 from ethorch.tuning.compress.apply import apply, everywhere, weights
 from ethorch.tuning.compress.constrain import Constraint, constrain

@@ -27,7 +27,7 @@ from ethorch.tuning.sample_runs import Inputs
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Return a copy of a quantized model in which the weights follow the recipes, for ``ethorch.compile``.
 
-    Layers are processed in execution order, and read the outputs of compressed layers. Scales do not change, except
+    Layers are processed in execution order, with the outputs of compressed layers as inputs. Scales do not change, except
     weight scales if the recipe contains ``bits`` or ``one-scale``.
 
     Args:
@@ -77,7 +77,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
-    """Return ``{name: recipe}`` with all weights that ``recipe`` can change, for ``apply``.
+    """Return ``{name: recipe}`` for all weights that ``recipe`` can change, to pass to ``apply``.
 
     Raises:
         QuantizationError: The model has no quantized weights, or the recipe is invalid.

@@ -31,8 +31,8 @@ class Price:
     """The prices of one cycle and one byte. The more a resource exceeds its budget, the higher its price.
 
     Attributes:
-        wanted: ``cycles`` or ``bytes`` if only that resource matters. Options that increase this resource are rejected,
-            and the price of the other resource breaks ties.
+        wanted: ``cycles`` or ``bytes`` if only one resource matters. Options that use more of it than ``AS_IS`` are rejected,
+            and the other resource's price breaks ties.
     """
 
     per_cycle: float
@@ -54,7 +54,7 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
     Prices and noise are additive, so the noise of each choice is close to the minimum for its price.
 
     Args:
-        options: Options for each weight. The first option is ``AS_IS``.
+        options: Options for each weight, starting with ``AS_IS``.
 
     Returns:
         Mappings from weight indices to recipes, without unchanged weights.

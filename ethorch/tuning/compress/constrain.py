@@ -49,7 +49,7 @@ class Constraint(nn.Module):
 
 
 def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
-    """Constrain weights of a float model to follow recipes, also during training, and return the modified model.
+    """Constrain weights of a float model to follow recipes, even during training. Return the modified model.
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
@@ -61,7 +61,7 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
         recipes: Mapping from module names or weight names (``encoder.weight``) to recipes. See ``Plan.recipes``.
 
     Raises:
-        QuantizationError: A recipe is invalid, or the module is a recurrent layer, which does not support parametrizations.
+        QuantizationError: A recipe is invalid, or a module is a recurrent layer, which does not support parametrizations.
         EthorchError: A module or weight in ``recipes`` does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]

@@ -21,8 +21,8 @@ class Recipe:
 
     Attributes:
         values: Maximum number of different integer values, or 0 for no limit.
-        bits: Number of bits of the symmetric integer whose evenly spaced levels are allowed, or 0 for no restriction.
-        zeros: Share of zeros, 0 to 1, at any position.
+        bits: Restriction to the evenly spaced levels of a symmetric integer with this number of bits, or 0 for none.
+        zeros: Share of zeros (0 to 1), at any positions.
         pattern: Whether two of every four consecutive input channels are zero ("2:4").
         one_scale: Whether all output channels use the largest scale.
     """
@@ -60,7 +60,7 @@ def parse(text: str) -> Recipe:
     """Parse ``as-is``, or restrictions joined by +: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
 
     Raises:
-        QuantizationError: A restriction is invalid or repeated, or two restrictions exclude each other.
+        QuantizationError: A restriction is invalid or repeated, or two restrictions are mutually exclusive.
     """
     if text == str(AS_IS):
         return AS_IS

@@ -21,7 +21,7 @@ class Use:
     """A layer that reads a weight.
 
     Attributes:
-        layer: Positions of the weight argument and of the channel axes.
+        layer: Argument positions, channel axes, groups and window.
         dequantize: Dequantize node of the weight.
     """
 
@@ -38,7 +38,7 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A quantized weight of one or several layers.
+    """A quantized weight of one or more layers.
 
     Attributes:
         name: Path of the first module that reads the weight, followed by #2, #3, ... for further weights of the module.
@@ -88,7 +88,7 @@ class Weight:
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Write integer values for all layers, and ``scale`` if it is set and the weight is quantized per channel."""
+        """Write the integer values for all layers, and a given ``scale`` if the weight is quantized per channel."""
         axis = self.layer.weight_axis
         for use in self.uses:
             codes = _find_codes(self.graph, use.dequantize)

@@ -1,6 +1,6 @@
 """The Arm backend's test pipelines, which run programs in ethorch's simulator instead of Arm's FVP.
 
-``VgfPipeline`` and the pipelines that test only passes or the quantizer are missing.
+``VgfPipeline`` and the pipelines that test only passes or only the quantizer are not available.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BasePipeline(Generic[T]):
         test_data: Inputs for export and for the run.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         exir_ops: Names of edge operators that must be delegated.
-        use_to_edge_transform_and_lower: Whether to lower in one stage instead of the stages ``to_edge`` and ``partition``.
+        use_to_edge_transform_and_lower: Whether to lower in one stage instead of in ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
     """
 
@@ -117,7 +117,7 @@ class BasePipeline(Generic[T]):
         """Insert a stage that calls ``func``.
 
         The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The default
-        suffix is the number of earlier stages with this name, if any.
+        suffix is the number of existing stages with this name, unless it is 0.
 
         Args:
             pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
@@ -144,7 +144,7 @@ class BasePipeline(Generic[T]):
         return self
 
     def add_stage_after(self, stage_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Self:
-        """Insert a stage that calls ``func`` after stage ``stage_id``."""
+        """Insert a stage after ``stage_id`` that calls ``func``."""
         return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
@@ -175,11 +175,11 @@ class BasePipeline(Generic[T]):
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
-        """Add a stage after ``stage_id`` that prints the number of calls of each operator."""
+        """Add a stage after ``stage_id`` that prints the operator counts."""
         return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
 
     def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
-        """Add a stage after lowering that checks the number of TOSA operators in the delegates, e.g. ``{"CONV2D": 2}``."""
+        """Add a stage after lowering that checks the TOSA operator counts of all delegates, e.g. ``{"CONV2D": 2}``."""
 
         def count_tosa_ops() -> None:
             graphs = lowered_graphs(self.tester.graph_module())
@@ -232,7 +232,7 @@ class BasePipeline(Generic[T]):
 
     @property
     def quantizer(self) -> TOSAQuantizer:
-        """The quantizer of the ``quantize`` stage, for further settings."""
+        """The quantizer of the ``quantize`` stage, which can be configured further."""
         (stage,) = self._stages[self.find_pos("quantize")].args
         assert isinstance(stage.quantizer, TOSAQuantizer)
         return stage.quantizer
@@ -374,7 +374,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
     """A pipeline that compares the quantized module with its ``.pte`` in the simulator. See also ``TosaPipelineINT``.
 
     Args:
-        run_on_fvp: Whether to run the program, in ethorch's simulator.
+        run_on_fvp: Whether to run the program (in ethorch's simulator).
         a16w8_quantization: Whether activations are int16.
         target: Name of the NPU, or a compile spec. Default: the class's ``TARGET``.
     """

@@ -58,7 +58,7 @@ def quantized_add(
     high: int,
     out: View,
 ) -> None:
-    """Add int8 tensors at a common scale with 20 additional bits."""
+    """Add int8 tensors, shifted left by 20 bits and rescaled to a common scale."""
     _int8(x, y, out)
     _shifts(x_shift, y_shift, shift)
     numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]

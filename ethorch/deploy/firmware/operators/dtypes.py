@@ -1,4 +1,4 @@
-"""Select the dtypes in which C code computes operators."""
+"""Select the computation dtypes of C code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def computing(dtype: str) -> str:
 
 
 def scalar(w: Writer, number: Number, dtype: str) -> View:
-    """Declare a number as a constant, and return a view of it with rank 0."""
+    """Declare a number as a constant, and return its rank-0 view."""
     return View(w.numbers([number], dtype), dtype, (), ())
 
 
@@ -73,7 +73,7 @@ def compute(
     parameters: str = "0",
     order: Sequence[int] | None = None,
 ) -> None:
-    """Add a call of a row function that has fixed dtypes. Convert operands of other dtypes.
+    """Add a call to a row function with fixed dtypes. Convert operands of other dtypes.
 
     Args:
         views: The output, followed by the inputs.

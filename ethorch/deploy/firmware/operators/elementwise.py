@@ -166,9 +166,9 @@ def rsub(w: Writer, x: View, y: Number, alpha: Number, out: View) -> None:
 
 @kernel("aten::div.out", "aten::div.Scalar_out")
 def div(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """Compute x / y in float32, even if both are integers.
+    """Compute x / y in float32, even for integers.
 
-    If y is a single float, compute x * (1 / y), as in ExecuTorch's optimized host kernels.
+    If x and y are float32 and only y has one element, compute x * (1 / y), as in ExecuTorch's optimized host kernels.
     """
     need_float32(x.dtype)
     divisor = y if isinstance(y, View) else scalar(w, y, "float32")

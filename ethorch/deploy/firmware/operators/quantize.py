@@ -67,7 +67,7 @@ def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[
 def quantize_per_channel(
     w: Writer, x: View, scales: View, zero_points: View, axis: int, low: int, high: int, dtype: int, out: View
 ) -> None:
-    """Quantize with a float64 scale and an int64 zero point for each index of an axis."""
+    """Quantize with a float64 scale and an int64 zero point for each index along an axis."""
     check_dtypes(x, out)
     of_channels = _channels(x, scales, zero_points, axis)
     parameters = add_parameters(w, 1.0, 0, low, high)
@@ -87,7 +87,7 @@ def dequantize_per_channel(
     out_dtype: int | None,
     out: View,
 ) -> None:
-    """Dequantize with a float64 or float32 scale and an int64 zero point for each index of an axis."""
+    """Dequantize with a float64 or float32 scale and an int64 zero point for each index along an axis."""
     check_dtypes(out, x)
     if zero_points is None:
         raise Refused("argument", "expected zero points, got None", "Pass zeros as zero points.")

@@ -10,9 +10,9 @@ KERNELS: dict[str, Callable[..., None]] = {}
 
 
 def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register the decorated function as the generator for these operators.
+    """Register the decorated function as the generator for the named operators.
 
-    The function is called with a Writer and the operator's arguments in schema order, outputs last. Tensors are passed as Views. It
+    The function is called with a Writer and the operator's arguments in schema order, outputs last; tensors are passed as Views. It
     raises Refused if the call cannot be expressed in C.
     """
 

@@ -1,6 +1,6 @@
 """Compute matrix products of two activations as convolutions on U55 and U65.
 
-The second operand must have the zero point -1 (see ``Tuning.written_weights``).
+The second operand must have a zero point of -1 (see ``Tuning.written_weights``).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _describe(product: Product) -> tuple[object, ...]:
 
 
 def list_splits(npu: Npu, product: Product) -> Iterator[tuple[int, bool]]:
-    """Yield candidates: the number of columns per convolution, and whether inputs are kernel taps."""
+    """Yield candidate pairs: columns per convolution, and whether groups of input channels become kernel taps."""
     unit = npu.ofm_units[0] * npu.cores
     depth = round_up(product.depth, IFM_BLOCK)
     for has_taps in (False, True):

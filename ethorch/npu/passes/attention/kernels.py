@@ -69,7 +69,7 @@ class Constants:
 
 @dataclass
 class Emitter:
-    """A builder of operations in execution order. Their keys are negative and decrease."""
+    """A builder that emits operations in execution order, with decreasing negative keys."""
 
     npu: Npu
     next_key: int
@@ -125,7 +125,7 @@ class Emitter:
 
         Args:
             ifm: Place and zero point of the IFM.
-            output: Operation from which the result's scale, zero point and activation are copied.
+            output: Operation from which the OFM's precision, zero point and activation are copied.
             streams: Register prefix (e.g. WEIGHT1), region, address and size of each weight or scale stream.
         """
         place, zero_point = ifm

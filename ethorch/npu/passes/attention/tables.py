@@ -1,4 +1,4 @@
-"""Slots of internal memory for lookup tables of 256 bytes."""
+"""Slots of internal memory for 256-byte lookup tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _list_slots(npu: Npu, runs: Sequence[Run]) -> set[int]:
 
 @dataclass
 class Slots:
-    """The slots with lookup tables that new operations have loaded."""
+    """The slots into which new operations have loaded lookup tables."""
 
     npu: Npu
     contents: dict[int, int] = field(default_factory=dict)  # address of the table in each slot
@@ -56,7 +56,7 @@ class Slots:
                 self.contents.pop(slot, None)
 
     def choose(self, tables: Sequence[int], free: Sequence[int]) -> list[int] | None:
-        """Return a slot for each lookup table, preferably one that contains it. Return None if too few slots are free."""
+        """Return a slot for each lookup table, preferably one that already contains it. Return None if too few slots are free."""
         loaded = {address: slot for slot, address in self.contents.items() if slot in free}
         rest = iter([slot for slot in reversed(free) if slot not in loaded.values()] + list(loaded.values()))
         if len(free) < len(tables):

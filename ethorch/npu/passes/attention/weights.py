@@ -38,7 +38,7 @@ def build_end() -> bytes:
 
 
 def build_tables() -> tuple[bytes, bytes, bytes]:
-    """Return lookup tables that map an operand's value to a weight's byte, and to the header bytes FIRST_LOW and FIRST_HIGH."""
+    """Return lookup tables that map an operand value to its weight byte, header byte FIRST_LOW, and header byte FIRST_HIGH."""
     weight = np.arange(-128, 128) - ZERO_POINT
     index = np.where(weight > 0, 2 * weight - 1, -2 * weight)
     low = _slice_header(1) >> 8 * FIRST_LOW | (index & 15) << 4
@@ -107,13 +107,13 @@ class Layout:
         return LEAD + output // self.unit * self._group_bytes + block * block_bytes + inside * self.unit
 
     def list_boxes(self) -> list[Box]:
-        """Return boxes that cover all weights except the first weight."""
+        """Return boxes that cover all weights except the first."""
         by_inputs, by_outputs = list(self._cut_inputs()), list(self._cut_outputs())
         boxes = by_inputs if len(by_inputs) <= len(by_outputs) else by_outputs
         return [part for box in boxes for part in (_exclude_first(box) if box.offset == LEAD else (box,))]
 
     def list_gaps(self) -> list[Box]:
-        """Return boxes that cover the padding. Their sources are arbitrary, because zeros are stored."""
+        """Return boxes that cover the padding. Kernels write zeros to it, regardless of the source weights."""
         gaps: list[Box] = []
         for first in (self.inputs, *range(round_up(self.inputs, LANES), self.depth, LANES)):
             start, inside = first // LANES * LANES, first % LANES
