@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -344,7 +345,7 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
         record.core_clock_hz,
         memory.ram_bytes,
         memory.flash_bytes,
-        None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db,
+        None if measured is None or not math.isfinite(measured.sqnr_db) else measured.sqnr_db,
         0 if record.build is None else len(record.build.partition.refusals),
         fits(record) if budgets(record) else None,
         {name: getattr(used, name) for name in _SEARCHED if getattr(used, name) != getattr(settings, name)},
