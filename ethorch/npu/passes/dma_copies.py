@@ -30,7 +30,7 @@ _MODE_BIT = 9  # of DMA0_SRC_REGION: the number of loops (npu-reference 7)
 
 def run(stream: Stream, context: Context) -> Stream | None:
     """Return a stream with fewer copying kernels and fewer cycles that fits the maximum sizes of its regions, or None."""
-    copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op)]
+    copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op) and not _overlaps_itself(op)]
     if stream.npu.family != U85 or not copies:
         return None
     apart = separate(stream)
@@ -43,6 +43,10 @@ def run(stream: Stream, context: Context) -> Stream | None:
         if changed is not None:
             return changed
     return None
+
+
+def _overlaps_itself(op: Op) -> bool:
+    return any(a.region == b.region and a.low < b.high and b.low < a.high for a in op.reads for b in op.writes)
 
 
 @dataclass(frozen=True)
