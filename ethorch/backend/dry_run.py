@@ -38,9 +38,9 @@ class DryRun:
 
     Attributes:
         report: PartitionReport of all programs processed so far.
-        declined: Operators that the dry run accepted, but Vela or the lowering of a delegate rejected.
-        begins: Operators that begin a new delegate because a command stream was too long. Each is mapped to the number added to its
-            level in ``group_nodes``.
+        declined: Operators that the dry run accepted but that a delegate's lowering or Vela rejected.
+        begins: Operators that begin a new delegate because a command stream was too long, mapped to the numbers that
+            ``group_nodes`` adds to their levels.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):

@@ -86,9 +86,9 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return tags
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that ExecuTorch must not decompose because they run on the NPU, and a node filter or None.
+        """Return the operators that ExecuTorch must not decompose because they run on the NPU, and an optional node filter.
 
-        The filter accepts only the NPU nodes. It is None if all nodes with these operators run on the NPU. With a filter,
+        The filter, which accepts only NPU nodes, is omitted if all nodes with these operators run on the NPU. With a filter,
         ExecuTorch decomposes the program twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this method several times for one program

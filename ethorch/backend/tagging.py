@@ -75,14 +75,14 @@ def group_nodes(
     inner: Container[Node] = (),
     later: Mapping[Node, int] | None = None,
 ) -> list[list[Node]]:
-    """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
+    """Partition the tagged nodes into the fewest groups such that no path leaves and reenters a group.
 
     A node's level is the largest number of transitions to the CPU on a path to the node. No path between nodes of one level
     contains CPU operators, so these nodes form a group. Groups are in graph order and contain no dequantize nodes.
 
     Args:
         inner: Casts whose results a delegate cannot return. A cast belongs to the partition of its readers.
-        later: Number added to the level of each operator that begins a group.
+        later: Operators that begin a group, mapped to the numbers added to their levels.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:

@@ -1,6 +1,6 @@
 """The Typer application, and the decorator ``command``, which registers subcommands.
 
-Exit statuses: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, including unknown names; 3 success with a
+Exit statuses: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, such as an unknown name; 3 success with a
 negative result, such as an exceeded budget; 130 interrupted.
 """
 

@@ -87,7 +87,7 @@ def inputs_from(
     """Read the inputs of one inference from one file with all inputs, or from one file per input.
 
     Args:
-        open_dims: For each example input, the axes whose sizes may differ from the example. Default: no axes.
+        open_dims: For each example input, the axes whose sizes may differ from the example's. Default: no axes.
 
     Raises:
         EthorchError: The inputs do not match the example inputs.
@@ -110,7 +110,7 @@ def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Coll
 
 
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
-    """Read the inputs of one inference, either in the program's input types or as floats to quantize.
+    """Read the inputs of one inference, in the program's input dtypes or as floats to quantize.
 
     If the program selects a method by input shapes, the shapes of any method are accepted.
 

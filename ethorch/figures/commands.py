@@ -17,8 +17,8 @@ class CommandMap:
     """The commands that start the operations of one delegate, and the layer of each command.
 
     Attributes:
-        stream_bytes: Size of all commands (register QSIZE).
-        offsets: Byte offset of each command from the first command, in ascending order.
+        stream_bytes: Size of the command stream (register QSIZE).
+        offsets: Byte offset of each command in the stream, in ascending order.
         layers: Index of each command's layer.
     """
 

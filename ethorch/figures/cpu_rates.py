@@ -23,9 +23,9 @@ class Rate:
 
     Attributes:
         name: Stable name, used by ``Layer.estimate``.
-        unit: ``element`` (of the largest tensor), ``byte`` (of the outputs), or ``mac``.
-        source: ``counted`` (instructions of the firmware's C kernels on an emulated Cortex-M33) or ``assumed`` (from the work per
-            element in C++), followed by the details.
+        unit: Unit of work: ``element`` of the largest tensor, ``byte`` of the outputs, or ``mac``.
+        source: Text that starts with ``counted`` (instructions of the firmware's C kernels on an emulated Cortex-M33) or
+            ``assumed`` (derived from the work per unit).
     """
 
     name: str
@@ -108,7 +108,7 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
 def macs_of(kernel: str, inputs: list[Value], outputs: list[Value]) -> int:
     """Return the number of multiply-accumulates of a call, or 0 if the kernel's rate is not per MAC.
 
-    The number per output element is the size of the reduction axis for matrix products. For other operators, it is the product of
+    For matrix products, the number per output element is the size of the reduction axis. For other operators, it is the product of
     all weight dimensions except the first.
     """
     if rate_of(kernel).unit != "mac" or len(inputs) < 2 or not outputs:

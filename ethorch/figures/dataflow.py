@@ -25,8 +25,8 @@ class Dataflow:
 
     Attributes:
         layers: Layers in execution order. Each NPU layer is one operation in a command stream.
-        inputs, outputs: Names, e.g. ``input 0``.
-        edges: Pairs (producer, consumer). Both are names of inputs or outputs, or layer indices as text.
+        inputs, outputs: Display names, e.g. ``input 0``.
+        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
     """
 
     layers: tuple[Layer, ...]
@@ -36,9 +36,9 @@ class Dataflow:
 
 
 def dataflow(program: Subject) -> Dataflow:
-    """Build the dataflow graph from the memory accesses of commands and calls.
+    """Build the dataflow graph from the memory accesses of NPU commands and CPU operators.
 
-    Weights do not create edges. Branches of control flow are treated as if all of them ran in order. Compile-time information is
+    Weights do not create edges. All branches of control flow are assumed to run, in stored order. Compile-time information is
     ignored.
 
     Raises:

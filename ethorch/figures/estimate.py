@@ -49,7 +49,7 @@ class Estimate:
     """The estimated time of one inference. The parts run sequentially.
 
     Attributes:
-        parts: Parts whose cycles are not 0. ``NPU operators`` is always included.
+        parts: ``NPU operators``, and all other parts whose cycles are not 0.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
         macs: Multiply-accumulates of the model's graph, or of the layers of a loaded program. Set by ``Program.estimate``.
     """
@@ -94,8 +94,8 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
     """Estimate the inference time of a program.
 
     Args:
-        payloads: Payloads of the delegates. Copies of all their inputs and outputs are included, as in ExecuTorch's delegate.
-            Generated firmware avoids most of these copies.
+        payloads: Payloads of the delegates. The estimate includes copies of all payload inputs and outputs, as made by ExecuTorch's
+            delegate. Generated firmware avoids most of these copies.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
     """
     ends = set(_find_end_transposes(layers))

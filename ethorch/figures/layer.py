@@ -30,8 +30,8 @@ class Layer:
 
     Attributes:
         index: Position in execution order.
-        name: Name of an NPU operation's output tensor, or the operation's kind and index if unknown. For a CPU operator, names
-            of the kernel and of an input or output.
+        name: Name of an NPU operation's output tensor, or the operation's kind and index if unknown. For a CPU operator, the
+            kernel's name and the name of an input or output.
         where: ``NPU`` or ``CPU``.
         delegate: Delegate number, or None on the CPU.
         operator: Name of Vela's operation or of ExecuTorch's kernel.
@@ -40,15 +40,15 @@ class Layer:
         module, source: Module path and ``file.py:line`` in the user's code, or "" if unknown.
         cycles: NPU or Cortex-M55 clock cycles, or None if unknown.
         npu_cycles: Cycles of the computation without memory stalls, or None on the CPU or if unknown.
-        share: Share of the program's cycles, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
-        utilization: ``macs`` divided by the NPU's capacity in ``cycles``, from 0 to 1, or None if unknown.
+        share: Fraction of the program's cycles, assuming equal NPU and CPU clocks. None if a layer's cycles are unknown.
+        utilization: ``macs`` divided by the MACs that the NPU can compute in ``cycles``, or None if unknown.
         bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
-        access_cycles: Cycles of the accesses to each memory.
-        read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
-            ``Ram`` on the CPU.
+        access_cycles: Access cycles for each memory.
+        read_bytes, written_bytes: Bytes accessed in each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the
+            NPU, and ``Ram`` on the CPU.
         ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.
         transfer_cycles: Cycles of the layer's weight transfer during the previous operation.
-        staging_bytes: Bytes of staging memory or SRAM in use, or None if unknown.
+        staging_bytes: Bytes in use in staging memory or SRAM, or None if unknown.
         fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
         library: ExecuTorch library of the kernel, or "" on the NPU and for custom kernels.
         estimate: Name of the CPU operator's rate in ``RATES``, or "" on the NPU.

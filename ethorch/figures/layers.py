@@ -32,9 +32,9 @@ def layers(
 ) -> tuple[Layer, ...]:
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
-    For a .pte, each computing NPU command is one layer, with bytes and multiply-accumulates.
+    For a .pte, each NPU command that starts a computation is one layer, with bytes and multiply-accumulates.
     If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines.
-    Commands of all branches are listed, in stored order.
+    Layers of all branches are listed, in stored order.
 
     Args:
         source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.

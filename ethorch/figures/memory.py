@@ -34,10 +34,10 @@ def memory(
     spec: EthosUCompileSpec | None = None,
     code: Component | None = None,
 ) -> MemoryReport:
-    """Return the memory of the application: components, totals and tensors.
+    """Return the application's memory: components, totals and tensors.
 
-    Staging memory has the size that Vela planned. For a .pte, its size is the highest accessed address, which can be smaller.
-    The NPU tensors of a .pte are derived from its commands.
+    The size of staging memory is planned by Vela. For a .pte, it is the highest accessed address, which can be smaller.
+    The NPU tensors of a .pte are derived from the command streams.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.

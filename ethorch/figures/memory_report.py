@@ -25,7 +25,7 @@ class Component:
         name: Stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``, ``code``.
-        memory: Vela's name, such as ``Sram`` or ``OffChipFlash``, if the memory mode determines it. Otherwise ``Ram`` or ``Flash``.
+        memory: Vela's name for the memory, e.g. ``Sram``, if the memory mode determines the memory. Otherwise ``Ram`` or ``Flash``.
     """
 
     name: str
@@ -40,13 +40,13 @@ class TensorPlace:
     """The address and lifetime of a tensor in a region that several tensors share.
 
     Attributes:
-        name: TOSA tensor on the NPU, or an input, output, buffer or value in ExecuTorch's memory plan.
+        name: Name of a TOSA tensor on the NPU, or of a value in ExecuTorch's memory plan.
         region: ``scratch`` or ``staging`` on the NPU, or e.g. ``arena_1`` in ExecuTorch's memory plan.
         delegate: Delegate number, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
-        first, last: First and last layer during which the tensor is alive.
-        begins, ends: First and last point in time of the lifetime. Each layer has at least two points in time.
-        dtype, shape, layout: Type of the tensor, or empty if unknown.
+        first, last: Indices of the first and last layer during which the tensor is alive.
+        begins, ends: First and last time step of the lifetime. Each layer spans at least two time steps.
+        dtype, shape, layout: Tensor properties, or empty if unknown.
         module, source: Module path and ``file.py:line``, or "" if unknown.
     """
 
@@ -78,14 +78,14 @@ class MemoryReport:
     Attributes:
         components: Parts of the totals in RAM and flash.
         tensors: Tensors in NPU regions and ExecuTorch arenas.
-        regions: Bytes of each arena and of each NPU region (maximum over all delegates), by name.
-        scratch_bytes: Bytes of NPU regions, by delegate number and region name.
+        regions: Sizes of arenas and NPU regions (maximum over all delegates), by name.
+        scratch_bytes: Sizes of NPU regions, by delegate number and region name.
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
         constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The RAM and flash totals both include weights that
             are copied to SRAM or DRAM.
-        method_pool_bytes, method_pool_bytes_host: ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
-        temporary_bytes, temporary_bytes_host: ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host: the largest of
-            scratch region, kernel memory and kernel lookup.
+        method_pool_bytes, method_pool_bytes_host: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
+        temporary_bytes, temporary_bytes_host: Size of ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host: the
+            maximum for scratch, kernels and kernel lookup.
     """
 
     components: tuple[Component, ...]
@@ -142,7 +142,7 @@ class MemoryReport:
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
         """Return the tensors that are alive when the use of a region peaks, largest first.
 
-        The use is the highest end address of live tensors. Of equal peaks, the one with the most live bytes is selected.
+        Use is measured as the highest end address of live tensors. Among equal peaks, the one with the most live bytes is selected.
 
         Raises:
             EthorchError: The region does not exist, or its tensors are unknown.

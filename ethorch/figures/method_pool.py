@@ -69,8 +69,8 @@ class _Pool:
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
     """Return the bytes that ``Program::load_method`` requests from a method allocator with an aligned buffer.
 
-    The temporary allocator must have at least ``lookup_bytes``. If it is smaller, the runtime uses the method allocator to look up
-    kernels. Allocations by the delegates themselves are not counted.
+    The temporary allocator must provide the bytes returned by ``lookup_bytes``. Otherwise, the runtime also requests these from the
+    method allocator. Allocations by delegates are not counted.
     """
     pool = _Pool(abi)
     pool.make("EValue", len(method.values))

@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reads:
-    """The inputs and outputs of a delegate that its command stream can access in place.
+    """The delegate inputs and outputs that the command stream can access in place.
 
     Attributes:
-        inputs: Accesses by the command stream to inputs and outputs.
-        numbers: Index in ``inputs`` of each delegate input that can be read in place.
-        outputs: Index, among the outputs in ``inputs``, of each delegate output that can be written in place. All reads of the
-            overwritten buffer precede the write.
+        inputs: Accesses by the command stream to persistent inputs and outputs.
+        numbers: Delegate input that can be read in place -> its index in ``inputs``.
+        outputs: Delegate output that can be written in place -> its index among the outputs in ``inputs``. The stream reads the
+            overwritten buffer only before the write.
     """
 
     payload: DelegatePayload

@@ -12,14 +12,14 @@ from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 
 @dataclass(frozen=True)
 class Pools:
-    """The pools for ExecuTorch's ``MemoryManager`` on a Cortex-M, in bytes.
+    """The sizes of the pools for ExecuTorch's ``MemoryManager`` on a Cortex-M.
 
     Attributes:
         method_pool_bytes: Method allocator. See ``figures.method_pool``.
         delegate_bytes: Bytes that ethorch's Cortex-M delegate adds to the method allocator. Arm's delegate uses the heap instead.
         temporary_pool_bytes: Temporary allocator (largest of scratch region, kernel memory and kernel lookup).
-        planned_bytes: Buffers in the memory plan, in the order of the plan.
-        io_bytes: Inputs and outputs outside the memory plan, which the application allocates.
+        planned_bytes: Buffers in the memory plan, in order.
+        io_bytes: Inputs and outputs that the application allocates, outside the memory plan.
         fast_bytes: Staging memory of the NPU (region 2), which the firmware allocates.
     """
 

@@ -35,11 +35,11 @@ class Measurements:
     Attributes:
         npu_cycles: NPU cycles of each inference, read from the NPU's cycle counter.
         cpu_cycles: CPU cycles of each inference, counted by firmware. FVPs do not simulate CPU cycles accurately.
-        delegate_cycles: NPU cycles of each call, by delegate number.
-        counters: Counts of each inference, by NPU event.
-        histogram: Sample counts, keyed by delegate number (None if not recorded) and QREAD offset in bytes.
-        milliseconds: Time of each call.
-        lines: File and line of the first sample for each key of ``histogram``.
+        delegate_cycles: NPU cycles of each delegate call, by delegate number.
+        counters: Event counts of each inference, by event name.
+        histogram: Counts of QREAD samples, keyed by delegate number (None if not recorded) and offset in bytes.
+        milliseconds: Time of each inference.
+        lines: File and line at which each key of ``histogram`` first occurs.
     """
 
     npu_cycles: list[float] = field(default_factory=list)

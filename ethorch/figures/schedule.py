@@ -26,8 +26,8 @@ class PlannedTensor:
         name: Name of a TOSA tensor or of a Vela buffer.
         address, size_bytes: Location within the region.
         first, last: Positions of the first and last operation during which the tensor is alive.
-        begins, ends: First and last point of the lifetime in Vela's time, which has two points per operation.
-        dtype, layout: Vela's names of the type and layout.
+        begins, ends: First and last time step of the lifetime. Vela uses two time steps per operation.
+        dtype, layout: Vela's names for the dtype and layout.
     """
 
     name: str

@@ -46,12 +46,12 @@ def highest(program: Program, region: int) -> int:
 
 @dataclass
 class StreamTensor:
-    """An address range that commands write and read.
+    """A tensor's address range, derived from its accesses.
 
     Attributes:
-        start, end: First address, and the address after the tensor.
+        start, end: First address of the tensor, and first address after it.
         first, last: Positions of the layers with the first write and the last read.
-        dtype, layout: Type of a feature map, or "" for a DMA transfer.
+        dtype, layout: Properties of a feature map, or "" for delegate inputs and DMA transfers.
     """
 
     region: int

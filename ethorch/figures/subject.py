@@ -32,9 +32,9 @@ class Part:
     """One delegate of a method.
 
     Attributes:
-        number: Position in the method.
+        number: Position among the method's delegates.
         backend: Backend id.
-        blob_bytes: Size in the file.
+        blob_bytes: Size of the delegate in the file.
         payload: NPU payload, or None for other backends.
         lowered: Compile-time information, or None for a .pte.
         sources: Operator of each command, or None if unknown.
@@ -150,7 +150,7 @@ def subject(
 
     Args:
         source: Build, or the contents or path of a .pte.
-        method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
+        method: Method name. Default: ``forward`` if it exists, otherwise the first method.
         spec: Compile spec, required only if the file refers to a custom ini file.
         sources: Operator of each command, by delegate number. See ``vela.artifacts.sources``.
 

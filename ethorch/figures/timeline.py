@@ -41,7 +41,7 @@ class Event:
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Schedule the layers sequentially, but start weight transfers during the previous layer if it runs on the NPU.
+    """Schedule layers sequentially, but start a layer's weight transfers during the previous layer if that runs on the NPU.
 
     Omit layers with 0 cycles.
 
@@ -75,7 +75,7 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
 def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float | None = None) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format, as JSON-compatible data.
 
-    Each lane is a thread. Times are in microseconds. Events contain the figures of their layers.
+    Each lane is a thread. Times are in microseconds. Events contain the properties of their layers.
 
     Args:
         core_clock_hz: NPU clock. See ``EthosUCompileSpec.memory_system``.

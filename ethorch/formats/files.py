@@ -25,7 +25,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
     """Write files to a folder, and keep its other files. If a write fails, undo all changes.
 
     Args:
-        contents: Bytes of each file, keyed by the path inside the folder.
+        contents: Bytes of each file, keyed by path relative to the folder.
         obsolete: Glob patterns of files to remove, such as files from an earlier write.
 
     Raises:

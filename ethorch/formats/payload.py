@@ -43,9 +43,9 @@ class IoTensor:
     """The location of an input or output of a delegate.
 
     Attributes:
-        shape: Six sizes, left-padded with ones, in the axis order of the TOSA graph. Bytes are stored in row-major order.
+        shape: Six sizes in the axis order of the TOSA graph, left-padded with ones. Elements are stored in row-major order.
         element_size: Bytes per element.
-        offset: Offset of the first byte in the region.
+        offset: Byte offset from the start of the region.
     """
 
     shape: tuple[int, ...]
@@ -60,11 +60,11 @@ class IoTensor:
 
 @dataclass(frozen=True)
 class DelegatePayload:
-    """The contents of a delegate. The constructor raises PayloadError if a field is out of range.
+    """The contents of a delegate. The constructor raises PayloadError if a field is invalid.
 
     Attributes:
         commands: Vela's command stream with its COP1 (or COP2) header.
-        weights: Contents of region 0, i.e. weights, scales, tables and constants.
+        weights: Region 0, i.e. weights, scales, tables and constants.
         scratch_bytes: Size of region 1, which contains feature maps, inputs and outputs.
         inputs, outputs: Tensors in the order of the delegate's arguments.
     """
@@ -108,8 +108,8 @@ class DelegatePayload:
         """Serialize the payload. ``unpack`` restores an equal payload.
 
         Args:
-            external: Names of blocks, such as ``weight_data``, whose data the program stores as named data (see ``external_key``).
-                External blocks require ExecuTorch 1.5 or newer. Delegates with equal data share one copy.
+            external: Names of blocks, such as ``weight_data``, that contain only the key of named data in the program (see
+                ``external_key``). They require ExecuTorch 1.5 or newer. Delegates with equal data share one copy.
         """
         blocks = {
             _BEGIN: b"",

@@ -21,14 +21,14 @@ def merge(programs: Mapping[str, Program], names: Mapping[str, Mapping[str, str]
     """Merge programs into one program with an entry point for each.
 
     Args:
-        programs: Programs, keyed by entry point. Each program's ``method`` becomes the entry point. Its other methods are constants
-            and are renamed to ``<entry point>_<name>``.
+        programs: Programs, keyed by entry point. The ``method`` of each program becomes the entry point. The other methods return
+            constants and are renamed to ``<entry point>_<name>``.
         names: New names of mutable buffers, keyed by entry point and old name. Buffers with the same new name are shared. Default:
             ``<entry point>.<old name>``.
 
     Raises:
-        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, or programs have different data under the
-            same name. A temporary tensor has an initial value, or a persistent tensor is outside all buffers.
+        ProgramError: Shared buffers differ in dtype, shape, dim order or initial value, or programs store different data under
+            the same name. A temporary tensor has an initial value, or a persistent tensor is outside all buffers.
     """
     contents = _Contents()
     buffers = _Buffers()

@@ -58,7 +58,7 @@ class Extra:
 
     Attributes:
         segment: Index in ``Program.mutable`` of the segment that contains the initial value.
-        name: Name in the user's module.
+        name: Qualified name in the user's module.
         external: Whether the bytes are stored in another file, under ``name``.
         device: Device type and index. CPU is (0, 0).
     """
@@ -175,7 +175,7 @@ class Method:
     """An entry point. ``inputs`` and ``outputs`` are indices into ``values``.
 
     Attributes:
-        memories: Size in bytes of each planned memory. Memory 0 is unused, with size 0.
+        memories: Size in bytes of each planned memory. Memory 0 is unused and has size 0.
         structure: Nesting of the inputs and outputs in torch's pytree format, or None if not recorded.
     """
 
@@ -200,8 +200,8 @@ class Program:
     """The contents of a .pte.
 
     Attributes:
-        constants: Bytes of constant tensors. Index 0 means no bytes.
-        mutable: Initial values of mutable tensors, for each segment. Index 0 of a segment means no initial value.
+        constants: Bytes of each constant tensor. Tensors without stored bytes use index 0.
+        mutable: Segments with initial values of mutable tensors. Tensors without an initial value use index 0.
         named: Data that delegates reference, keyed by name.
     """
 

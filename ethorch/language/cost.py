@@ -39,22 +39,22 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """The cost of one token, estimated by Vela.
+    """The cost of decoding one token, estimated by Vela.
 
     Attributes:
         cycles: NPU cycles.
-        floor: Minimum cycles, summed over layers. The minimum of a layer is the time to read its weights once with one memory
-            stream or to compute its multiply-accumulates, whichever is longer.
+        floor: Sum over layers of the minimum cycles to read the weights once with one memory stream or to compute the
+            multiply-accumulates, whichever is longer.
         peak_floor: Minimum cycles at the full memory speed, which a single stream does not reach in Vela's estimate.
-        weight_bytes: Bytes of weights read for one token, at 4 or 8 bits each, before Vela's encoding.
-        constant_bytes: Size of Vela's encoded constants: weights, lookup tables, embeddings.
+        weight_bytes: Size of the weights read for one token before Vela's encoding, at 4 or 8 bits per weight.
+        constant_bytes: Size of the constants encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.
             ExecuTorch's delegate copies all mutable buffers.
         arena_bytes: Size of the feature maps, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
         cpu: Number of calls to each CPU kernel.
-        operators: Cost by PyTorch operator, most expensive first. Keys of layers with weights include the last part of the module
-            path.
+        operators: Cost by PyTorch operator, most expensive first. If an operator has weights, its key includes the last part of the
+            module path.
     """
 
     target: str

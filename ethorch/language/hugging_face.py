@@ -49,7 +49,7 @@ class _Parts:
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
     """A layer's cache: keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]``.
 
-    ``write`` stores the new rows after the model has run. With these layouts, products with few queries require no transpose.
+    ``write`` stores the new rows after the model has run. With these layouts, matrix products of few queries need no transpose.
     """
 
     is_compileable, is_sliding = True, False
@@ -128,9 +128,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return (masked_softmax(scaling * query @ key.T + bias) @ value, None), as transformers requires.
 
-    - Query heads that share one of the K key heads become rows of one product: ``[1, heads, N, D]`` becomes
+    - Query heads that share one of the K key heads become rows of one matrix product: ``[1, heads, N, D]`` becomes
       ``[1, K, heads / K * N, D]``.
-    - Cached rows and new rows have separate products. Only their scores are concatenated.
+    - Cached and new rows have separate matrix products. Only their scores are concatenated.
     """
     if kwargs.get("s_aux") is not None:
         raise EthorchError(f"{type(module).__name__} uses attention sinks, which ethorch does not support.")
@@ -211,10 +211,10 @@ class _Decoder(nn.Module):
         return Cache(layers=[kind(keys, values, positions) for keys, values in buffers])
 
     def masks(self, positions: Tensor) -> Any:
-        """Return bool[1, 1, N, context + N] with True for visible columns, as one mask or as a dict by layer type.
+        """Return bool[1, 1, N, context + N] with True for visible columns, as one mask or a dict of masks by layer type.
 
-        The columns are the cached rows, followed by the N tokens of the call. The columns of the N tokens are constant. For models
-        with their own attention, masks are float and contain 0 for visible columns.
+        The columns for the cached rows precede N constant columns for the tokens of the call. If the model's attention cannot be
+        replaced, masks are float and contain 0 for visible columns.
         """
         count, rows = positions.shape[0], positions[:, None]
         dtype = positions.dtype

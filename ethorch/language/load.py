@@ -30,19 +30,21 @@ def language_model(
 ) -> LanguageModel:
     """Create a ``LanguageModel`` that uses the code and weights of a decoder.
 
-    - Causal language model from Hugging Face's transformers: The caches of ``context`` tokens become buffers.
-    - Sequence-to-sequence model (T5, Whisper): Prefill also reads the source and stores the keys and values of cross-attention.
+    Supported decoders:
+
+    - Causal language models from Hugging Face's transformers. Their caches of ``context`` tokens become buffers.
+    - Sequence-to-sequence models (T5, Whisper). Prefill also reads the source and stores cross-attention keys and values.
     - ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache``. ``context`` is ignored.
-    - Module with ``forward(tokens, positions)`` that stores caches in its buffers and returns logits.
+    - Modules with ``forward(tokens, positions)`` that store caches in their buffers and return logits.
 
     Args:
         model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
-        prompt: Number of tokens per prefill call, or 0 for no prefill. If there are several numbers, each becomes a method.
-        vocabulary: Vocabulary size of a module with ``forward(tokens, positions)``. Default: the size of its first embedding.
+        prompt: Number of tokens per prefill call, or 0 for no prefill. A sequence creates a method per number.
+        vocabulary: Vocabulary size of a module with ``forward(tokens, positions)``. Default: that of its first embedding.
         source: Example token ids or features for a sequence-to-sequence model. All sources must have this shape.
         indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
-        store_table_once: Whether the tied embedding and last layer share one copy of the table. This saves flash and costs cycles.
-            Supported for transformers models only.
+        store_table_once: Whether the tied embedding and last layer share one table. This saves flash and costs cycles. Requires
+            a transformers model.
 
     Raises:
         EthorchError: The model or an argument is not supported.

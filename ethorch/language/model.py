@@ -80,9 +80,9 @@ class LanguageModel:
 
     Attributes:
         decoder: Float decoder whose buffers are the caches.
-        context: Number of tokens in the caches.
+        context: Capacity of the caches in tokens.
         prompt: Number of tokens per ``prefill`` call, or 0 to read prompts with ``decode``.
-        source: Example input of an encoder, or None.
+        source: Example input of the encoder, or None.
         shorter: Prompt lengths below ``prompt`` that have separate methods, e.g. ``prefill_8``.
         caches: Initial values of the buffers that change when a token is read, by name.
     """
@@ -122,11 +122,10 @@ class LanguageModel:
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read ``ids``: at most one call to each prefill method, longest first, and then calls to ``decode``.
+        """Return the calls that read ``ids``: at most one call to each prefill method, longest first, then calls to ``decode``.
 
         Raises:
-            EthorchError: ``ids`` is empty, has more tokens than the context, or has fewer tokens than the prefill method of an
-                encoder-decoder reads.
+            EthorchError: ``ids`` is empty, is longer than the context, or, for an encoder-decoder, is shorter than ``prompt``.
         """
         if not 0 < len(ids) <= self.context:
             raise EthorchError(f"expected 1 to {self.context} tokens (the context length), got {len(ids)}.")

@@ -62,7 +62,7 @@ def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
     Use this function as a metric of ``ethorch.evaluate`` for models without mutable buffers.
 
     Raises:
-        EthorchError: The numbers of logits and labels differ, or are 0.
+        EthorchError: The numbers of logit rows and labels differ, or are 0.
     """
     surprises = []
     for output, label in zip(outputs, labels, strict=True):
@@ -83,7 +83,7 @@ class Scores:
     Attributes:
         perplexity: Teacher-forced perplexity of each column (implementation of the model), by name.
         free_running: Perplexity of the text that each column generates, computed with the first column. Empty if ``write`` is 0.
-        agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
+        agreement: Fraction of teacher-forced tokens for which a column and the first column have the same most likely token.
     """
 
     tokens: int
@@ -118,9 +118,9 @@ def scores(
     """Compute the perplexity of several implementations (columns) on the same texts, and their agreement with the first column.
 
     Args:
-        columns: Speakers by name. The first column is the reference, usually the float model.
-        texts: Token ids of each text, within the context.
-        prompt: Number of tokens to read before predicting.
+        columns: Speakers, keyed by name. The first column is the reference, usually the float model.
+        texts: Token ids of texts that fit into the context.
+        prompt: Number of tokens to read before scoring.
         write: Number of tokens to generate after each prompt, for ``free_running``.
 
     Raises:

@@ -22,13 +22,13 @@ class Speaker:
     """A runner that feeds tokens to a model and returns next-token logits.
 
     Args:
-        decode: ``(int[1, 1] token, int[1] position) -> logits``.
+        decode: Function ``(int[1, 1] token, int[1] position) -> logits``.
         reset: Function that empties the caches.
-        context: Number of tokens in the caches.
-        prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
+        context: Capacity of the caches in tokens.
+        prefill: Function ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: Number N of tokens per ``prefill`` call.
-        source: Input of an encoder.
-        vocabulary: Vocabulary size, which limits token ids, or None to accept all ids.
+        source: Input of the encoder, or None.
+        vocabulary: Exclusive upper bound of token ids, or None to accept all ids.
         shorter: Prefill methods for fewer than N tokens, by number of tokens.
     """
 
@@ -99,12 +99,12 @@ class Speaker:
         """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
-            context: Number of tokens in the caches. Default: the number of rows in the buffers to which tokens are written. If
-                it is unknown, the largest dimension that all mutable buffers share.
-            source: Input of an encoder.
+            context: Capacity of the caches in tokens. Default: the number of rows of the buffers to which tokens are written or, if
+                that is unknown, the largest size that all mutable buffers have in common.
+            source: Input of the encoder.
 
         Raises:
-            EthorchError: A method has unexpected inputs, or the context is unknown or larger than a buffer.
+            EthorchError: A method has unexpected inputs, or the context is unknown or exceeds the size of a buffer.
         """
         names = program.methods
         decode = program["decode"] if "decode" in names else program[names[0]]
@@ -151,10 +151,10 @@ class Speaker:
     def read(self, ids: Sequence[int]) -> Tensor:
         """Read the next tokens, and return the logits float[V] after the last token.
 
-        Several tokens are read by prefill methods that fit into the context.
+        Prefill methods read several tokens at once, unless a call would exceed the context.
 
         Raises:
-            EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or contains unknown ids.
+            EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or exceeds the vocabulary.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)

@@ -30,7 +30,7 @@ class PointwiseChain:
     Attributes:
         source: The only operand of the chain that is not constant.
         end: The last operator of the chain.
-        steps: Whether the chain's function has jumps, across which a table must not interpolate.
+        steps: Whether the chain's function has discontinuities, across which a table must not interpolate.
     """
 
     source: QTensor
@@ -43,7 +43,7 @@ def has_chain(args: Any) -> bool:
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """Return the quantized tensor that a table for ``node`` reads, or None if no table can compute ``node``.
+    """Return the quantized tensor that a table for ``node`` would read, or None if no table can compute ``node``.
 
     Args:
         env: Lowered values of earlier nodes.

@@ -94,15 +94,15 @@ class Frame(ABC):
     Args:
         graph: FX graph, not modified.
         constants: Function that returns the array of a parameter, buffer or constant.
-        refused: Nodes that an earlier pass refused, and the reasons.
+        refused: Nodes that were refused earlier, with the reasons.
         operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
         inputs: The TOSA input for each node that is computed outside the TOSA graph.
         env: Lowered value of each node, i.e. a QTensor on the NPU, a PointwiseChain, a constant array, OnCpu, or, for a
             multi-output operator, a list of these.
-        supported: Nodes that can run on the NPU.
-        inside: Subgraph nodes that can run on the NPU.
+        supported: Nodes of ``graph`` that can run on the NPU.
+        inside: Supported nodes of control-flow subgraphs.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the parameters of the quantize nodes that read the first result of ``node``.
+        """Return the quantization parameters of the quantize nodes that read the first result of ``node``.
 
         Return None if the parameters differ or if any other node reads the result. If the only reader is an operator
-        whose spec sets ``absorbs``, such as ReLU, return the output parameters of that operator.
+        whose spec sets ``absorbs``, such as ReLU, return that operator's output parameters.
         """
         qparams: QParams | None = None
         users, carrier = list(node.users), node

@@ -86,9 +86,9 @@ class PartitionReport:
     """The placement of the operators of all graphs that a partitioner processed.
 
     Attributes:
-        delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
-        without_kernel: Operators for which ExecuTorch lacks a suitable desktop or portable kernel.
-        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None if ethorch wrote it.
+        delegated: FX names of the NPU operators except quantize and dequantize operators, keyed by delegate tag.
+        without_kernel: Refusals of operators without a suitable desktop or portable kernel in ExecuTorch.
+        executorch_reason: Reason why ExecuTorch wrote the program, or None if ethorch wrote it.
     """
 
     target: str

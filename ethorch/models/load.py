@@ -43,15 +43,15 @@ class UserModel:
     """A model and its inputs.
 
     Inputs are a tuple, a dict of keyword arguments, or (tuple, dict). Keyword arguments that contain tensors become further inputs
-    of the module, in the order of the example. Other keyword arguments become constants. See :class:`KeywordInputs`.
+    of the module, in the order of the example inputs. Other keyword arguments become constants. See :class:`KeywordInputs`.
 
     Attributes:
         example_inputs: Inputs that determine the shapes.
-        calibration: Inputs that determine the ranges. Defaults to the example inputs.
+        calibration: Inputs that determine the quantization ranges. Defaults to the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
         dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``.
-        is_exported: Whether torch.export created the module. All sizes of an exported module are fixed, except dynamic dims.
-        name: Reference to the model, or the class name of the module, or "" for a graph module.
+        is_exported: Whether torch.export created the module. All sizes except dynamic dims are then fixed.
+        name: Reference to the model, class name of the module, or "" for a graph module.
     """
 
     module: nn.Module
@@ -106,9 +106,9 @@ class UserMethods:
     """A group of models that share buffers or weights, and become the methods of one program.
 
     Attributes:
-        models: Models by method name. Shared tensors are the same objects. The ``calibration`` of the models is not used.
+        models: Models by method name. Tensors that they share are the same objects. Their ``calibration`` is not used.
         sessions: Sequences of calibration calls (name, inputs). Each session starts with the initial values of the buffers.
-        alternatives: Whether the models are one model with several input shapes and common quantization parameters.
+        alternatives: Whether the models are one model with different input shapes and shared quantization parameters.
         paddings: Axes along which inputs may be padded, if ``alternatives`` is set.
     """
 
@@ -184,8 +184,9 @@ def load_model(reference: str) -> UserModel | UserMethods:
 
     - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function without arguments, or a variable. Its value is
       ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module. A
-      module's inputs are its attribute ``example_inputs`` or ``example_input_array``, or a variable named in ``INPUT_NAMES``. For
-      several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions of (method, inputs).
+      module's example inputs are its attribute ``example_inputs`` or ``example_input_array``, or a variable named in
+      ``INPUT_NAMES``. For several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions
+      of (method, inputs).
     - ``FILE.py``: File for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: Program written by ``torch.export.save`` with example inputs.
     - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``: See ``ethorch.models.zoos``.

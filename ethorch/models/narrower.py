@@ -16,9 +16,9 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 
 
 def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel | None:
-    """Return a copy of the model with convolution ``name`` reduced to ``channels`` outputs, to estimate the effect before training.
+    """Return a copy of the model with ``channels`` output channels in convolution ``name``, to estimate savings before training.
 
-    Layers that read these output channels (convolutions, batch norms, linear layers) are adapted. Return None if ``name`` is not an
+    Layers that read these channels (convolutions, batch norms, linear layers) are adapted. Return None if ``name`` is not an
     ungrouped convolution with more output channels, or if the narrowed model fails, e.g. because of a residual addition or a view.
     """
     module = copy.deepcopy(user.module)

@@ -22,7 +22,7 @@ def read(path: Path, shapes: Shapes) -> Any:
     """Read a file as an item for ``ethorch.models.samples``.
 
     - ``.npy``: An array.
-    - ``.npz``: An array, or a tuple of several arrays in order.
+    - ``.npz``: An array, or a tuple of arrays in file order.
     - ``.pt``, ``.pth``: Tensors written by ``torch.save``.
     - ``.csv``: One sample per row of numbers. A header is skipped.
     - ``.wav``: float32 in -1..1 with shape [samples] for one channel, or [channels, samples] for several.

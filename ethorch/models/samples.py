@@ -67,9 +67,10 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
 
     Args:
         source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
-            folders (.npy, .npz, .pt, .csv, .wav, images). The label of a file in a subfolder is the index of the subfolder.
+            folders (.npy, .npz, .pt, .csv, .wav, images). Files in subfolders are labeled
+            with the subfolder's index in alphabetical order.
         transform: Function applied to each item before it is checked. Images are float32 in 0..1.
-        limit: Maximum number of samples. A batch counts as several samples.
+        limit: Maximum number of samples. Each element of a batch counts.
 
     Raises:
         SpecError: ``limit`` is not a positive integer.
@@ -89,15 +90,15 @@ def read_samples(
     limit: int | None = None,
     kind: str = "sample",
 ) -> Iterator[Sample]:
-    """Iterate over the samples of ``source``. Each sample is one inference.
+    """Iterate over the samples of ``source``, one per inference.
 
     An item is a tensor or array, a tuple of tensors or arrays, a dict of keyword inputs, or (inputs, label). Items may omit a batch
     dimension of 1. An item may also be a batch: samples concatenated along the first dimension or stacked along a new one. Floats
-    are converted to the dtype of the example. Integers are converted if their values fit.
+    are converted to the dtype of the example tensor. Integers are converted if their values fit.
 
     Args:
         source: See :func:`samples`.
-        example_inputs: Input tuple that determines the number, shapes and dtypes, and whether samples are NumPy arrays.
+        example_inputs: Tuple that determines the number, shapes and dtypes of inputs, and whether samples are NumPy arrays.
         keywords: Names of the keyword inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Further example inputs, whose shapes are also accepted.

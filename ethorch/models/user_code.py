@@ -34,7 +34,7 @@ class Reference:
     Attributes:
         kind: ``file``, ``module`` (importable), ``exported`` (a .pt2), or a name in ZOOS.
         place: Path of the file, dotted name of the module, or "" for a zoo.
-        name: Name of the function or variable, or name in the zoo.
+        name: Name of the function or variable, or model name in the zoo.
     """
 
     kind: str

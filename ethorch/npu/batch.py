@@ -40,12 +40,12 @@ def run_many(
     threads: int | None = None,
     machine: Callable[[], Machine] | None = None,
 ) -> list[Bytes]:
-    """Run a ``Program`` once per image.
+    """Run a ``Program`` once per image (set of inputs).
 
-    A machine keeps its memory contents from image to image. Results must not depend on the initial contents of scratch.
+    A machine keeps its memory contents between images. Results must not depend on the initial contents of scratch.
 
     Args:
-        inputs: Place of each input, and an array with its images along axis 0.
+        inputs: Location of each input, and its array with images along axis 0.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
         threads: Number of threads. Default: the number of available CPUs.
         machine: Function that creates a machine, called once per thread. Default: ``Machine`` with the above sizes.
@@ -54,7 +54,7 @@ def run_many(
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An array does not match its place, or a run fails. The first fault is reported.
+        MachineFault: An array does not match its location, or a run fails. The first fault is reported.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

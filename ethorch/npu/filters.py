@@ -37,7 +37,7 @@ class Filter:
 
     Attributes:
         matrix: Weights [K, O] for CONV (K = KH*KW*C) or [KH*KW, O] for DEPTHWISE, in the smallest sufficient integer type.
-        dtype: Float type of the product.
+        dtype: Float type of the matrix products.
         parts: Row ranges of ``matrix``. The partial accumulators of each range are exact in ``dtype``.
         offset: int64[O], the contribution of the zero point to each accumulator.
         bias: int64[O], added by the output stage (npu-reference 8.1).

@@ -118,7 +118,7 @@ class Value:
         compute: Function of int64 arrays, which also applies ``scales`` to its operands.
         wraps: Whether the result is truncated to 32 bits.
         rounds: Whether a right shift rounds half up instead of down.
-        mask: Bits of the first operand that LSR uses, or -1 for all bits.
+        mask: Mask of the first operand's bits that LSR uses, or -1 for all bits.
     """
 
     name: str

@@ -67,12 +67,12 @@ class Inputs:
     """A command stream's accesses to inputs and outputs.
 
     Args:
-        windows, outputs: Scratch bytes of each input and output.
+        windows, outputs: Ranges of scratch bytes, one per input or output.
 
     Attributes:
-        readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights
-            or together with other bytes, or if the stream has branches or is not COP1.
-        writable: Whether the stream can write each output, and read it again, at another address.
+        readable: For each input, whether the stream can read it at another address. This requires a COP1 stream without
+            branches, in which no operation reads the input as weights or together with other bytes.
+        writable: For each output, whether the stream can write it, and read it again, at another address.
 
     Raises:
         MachineFault: The payload is malformed, or accesses bytes outside the scratch region.

@@ -53,15 +53,15 @@ class Machine:
         regions: Arrays (uint8) to use as memory without a copy, keyed by region number.
         trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
         checks: Names of checks. ``uninitialized`` rejects operations that compute with unwritten bytes (see ``mark_written``).
-            ``overlap`` rejects operations whose OFM could overwrite an input before hardware reads it.
-        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, limited to 2**35..2**41. A
+            ``overlap`` rejects operations whose OFM could overwrite an input before the hardware reads it.
+        budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, clamped to 2**35..2**41. A
             stream over budget is rejected before it runs or, if it has branches, stopped at the limit.
-        sources: Map from commands to operators, used by faults, traces and ``operators``.
+        sources: Map from commands to operators, for fault messages, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
             branches always use NumPy.
 
     Raises:
-        MachineFault: A check is unknown, or a region is too large or not an array of bytes.
+        MachineFault: A check is unknown, or a region is too large or is not an array of bytes.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
     Args:
         constants: Region 0.
-        sizes: Sizes of regions to allocate. 0 allocates nothing (npu-reference 1.1).
-        buffers: Regions provided by the caller.
+        sizes: Size of each region to allocate. 0 allocates nothing (npu-reference 1.1).
+        buffers: Regions that the caller allocated.
 
     Raises:
         MachineFault: A size exceeds MOST_REGION_BYTES, or a buffer is not a contiguous uint8 array.

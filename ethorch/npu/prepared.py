@@ -26,11 +26,11 @@ class Prepared:
     Attributes:
         reads, writes: Feature maps and spans that the operation accesses, for counters, traces and checks.
         macs: Multiplications per run.
-        elements: Size of the largest array that a run allocates.
+        elements: Number of elements of the largest array that a run allocates.
         swept: Number of elements that all loop iterations of a run process.
         turns: Number of loop iterations of a run.
         computes: False for DMA transfers, and for commands that the simulator ignores.
-        scattered: Source and target region of a DMA transfer with indices, or None.
+        scattered: Source and target regions of an indexed DMA transfer, or None.
         form: The operation as data (see ``forms``), or None.
     """
 

@@ -28,8 +28,8 @@ class Npu:
 
     Attributes:
         cores: Number of weight streams per operation. Each core, or each weight decoder on U85, reads one.
-        internal_bytes: Size of the internal memory that a DMA transfer can write: the SHRAM of one core, or the LUT RAM on U85.
-        ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have only the key 0.
+        internal_bytes: Size of the internal memory that DMA transfers can write: one core's SHRAM, or the LUT RAM on U85.
+        ofm_units: OFM microblock depth, keyed by ACC_FORMAT.microblock (npu-reference 8.2). The only key of U55 and U65 is 0.
     """
 
     name: str

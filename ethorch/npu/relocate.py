@@ -44,7 +44,7 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants from new addresses.
 
-    Insert the register writes that Vela omitted but the new addresses require.
+    Register writes that Vela omitted are inserted if the new addresses require them.
 
     Args:
         moves: New address of each range returned by :func:`constants_of`.

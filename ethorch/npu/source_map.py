@@ -39,9 +39,9 @@ class Source:
 
     Attributes:
         name: Name of the output tensor.
-        operator: Vela's name, e.g. Conv2D or MemoryCopy.
-        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
-        origin: Operator, module and source line, or an empty string if they are unknown.
+        operator: Vela's operator name, e.g. Conv2D or MemoryCopy.
+        op_cycles, npu_cycles: Vela's cycle estimates, with and without memory stalls.
+        origin: PyTorch operator, module and source line, or "" if unknown.
     """
 
     name: str

@@ -70,14 +70,14 @@ def with_registers(
     """Change registers for individual operations of a COP1 payload, and restore them after each operation.
 
     Args:
-        settings: Value or bits to set for each register, keyed by the operation's byte offset and the register's name.
-        instead: Words that replace an operation's command, keyed by its byte offset.
+        settings: Value or bits to set for each register, keyed by the operation's byte offset and then by register name.
+        instead: Words that replace a command, keyed by the command's byte offset.
 
     Returns:
-        The new payload, and the new byte offset of each command, keyed by its old offset.
+        The new payload, and the new byte offset of each command, keyed by the old offset.
 
     Raises:
-        MachineFault: The payload is malformed, or not COP1.
+        MachineFault: The payload is malformed, or is not COP1.
     """
     npu, header = program.config, program.header
     words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)

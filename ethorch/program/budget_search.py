@@ -37,7 +37,7 @@ _STEPS = 3  # maximum number of arena limits to try
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
     """Compile a program, and search for settings that make it faster or that meet the budgets.
 
-    If no tried program meets all budgets, the program closest to them is returned. The search tries, in order:
+    If no compiled program meets all budgets, the program closest to them is returned. The search tries, in order:
 
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``

@@ -82,10 +82,10 @@ def build_program(
     settings: Settings,
     quantized: Mapping[str, GraphModule] | None = None,
 ) -> Record:
-    """Compile the methods to one program, and return the record of its first method.
+    """Compile the methods into one program, and return the record of its first method.
 
     Args:
-        methods: Methods in evaluation mode and in the models' original layout.
+        methods: Methods with models in evaluation mode and inputs in the original layout.
         quantized: Result of ``quantize`` for the same methods and settings. Default: ``quantize`` is called.
 
     Raises:

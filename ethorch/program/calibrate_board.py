@@ -122,10 +122,10 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
 
 
 def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> Calibration:
-    """Fit the bandwidths of the memories that the NPU accesses.
+    """Fit the bandwidths of the NPU's memories to measured times.
 
     Args:
-        measured: Pairs of a program and the measured milliseconds of one call.
+        measured: Programs, each with the measured milliseconds of one call.
 
     Raises:
         SpecError: ``measured`` is empty, or a program has no delegate for an NPU of the board.

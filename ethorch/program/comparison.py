@@ -28,7 +28,7 @@ class LayerComparison:
         elements: Number of elements per sample.
         float_fake_db, fake_npu_db, float_npu_db: SQNR of the second model in the name relative to the first. ``fake`` is the
             fake-quantized model.
-        own_db: SQNR of the fake-quantized operator with the operands of the float model, without the noise of earlier operators.
+        own_db: SQNR of the fake-quantized operator, computed from the float model's operands to exclude noise of earlier operators.
             Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result, in steps.
         own_steps: Largest difference in steps between the NPU's and PyTorch's results for the same operands.
@@ -69,12 +69,13 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The comparison of one program output. Figures for the quantized model are nan if the quantized model is unknown.
+    """The comparison of one program output. Figures for the quantized model are nan if that model is unknown.
 
     Attributes:
         quantized_db: SQNR of the quantized model relative to the float model.
         npu_db: SQNR of the program relative to the float model.
-        agreement_db, largest_difference: SQNR and largest difference of the program relative to the quantized model.
+        agreement_db: SQNR of the program relative to the quantized model.
+        largest_difference: Largest difference from the quantized model.
     """
 
     shape: tuple[int, ...]

@@ -89,7 +89,7 @@ def compile(
             of modules compiles to several methods, such as ``prefill`` and ``decode``. Methods share parameters and buffers that
             are the same objects.
         example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs. Their shapes become the input shapes. For
-            several methods, pass a dict of inputs by method name. A named model can define its own example inputs.
+            several methods, pass a dict of inputs keyed by method name. A named model can define its own example inputs.
         target: Name of the NPU. See ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
         calibration: A few dozen representative inputs, which determine the ranges of activations. Accepted types: an iterable
             of samples, a Dataset or DataLoader, a batch, a file or folder, or the result of ``ethorch.samples``. For several
@@ -97,8 +97,8 @@ def compile(
             state. Default: the example inputs.
         shapes: Input shapes of each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]`` or
             ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Each call uses the
-            smallest method that accepts the inputs (``ethorch.targets.selection``). Default: one method with the shapes of the
-            example inputs.
+            smallest method that accepts the inputs (``ethorch.targets.selection``). Default: one method with the
+            example inputs' shapes.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4``, ``int8-per-tensor``, or a QuantizationConfig.
         modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``, or of operators by FX name, e.g. ``{"softmax": "a16w8"}``.
             ``"float"`` keeps the submodule or operator in float on the CPU.
@@ -109,7 +109,7 @@ def compile(
         ram, flash: Maximum memory of the whole application in bytes, or a string such as ``"256K"``.
         latency_ms: Maximum estimated time of one inference in milliseconds.
         min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a program with
-            one method exceeds a budget, ``compile`` tries other arenas, weights in SRAM and 16-bit modules
+            one method misses a budget, ``compile`` tries other arenas, weights in SRAM and 16-bit modules
             (``ethorch.program.budget_search``).
         settings: A ``Settings`` object. The other parameters override its values.
         progress: Whether to display progress. Default: True on a terminal or in a notebook.
@@ -184,15 +184,15 @@ def quantize(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> GraphModule:
-    """Quantize and calibrate a model, and return a graph with quantize and dequantize operators, like ``convert_pt2e``.
+    """Quantize and calibrate a model, and return a graph with quantize and dequantize operators, as ``convert_pt2e`` does.
 
-    The graph computes in float with the rounding of the NPU, so that its accuracy can be measured in PyTorch::
+    The graph computes in float with the NPU's rounding, so that its accuracy can be measured in PyTorch::
 
         quantized = ethorch.quantize(model, images[0], calibration=images)
         print(ethorch.sqnr_db(model(images[0]), quantized(images[0])))
 
     See ``compile`` for the arguments and errors. ``compile`` accepts the returned graph. If ``settings.io`` is an integer type,
-    the graph quantizes and dequantizes its float inputs and outputs with this type.
+    quantize and dequantize operators of this type follow float inputs and precede float outputs.
     """
     chosen = (settings or Settings()).with_(target=target, scheme=scheme)
     with exclusive(), display_progress(progress):

@@ -56,10 +56,10 @@ class Evaluation:
 
     Attributes:
         seconds: Total run time of all models on the host.
-        results: Figures by name for each of ``npu``, ``float`` and ``quantized``. ``sqnr_db`` is the lowest SQNR of all outputs.
-        confusion: Confusion matrices with the same keys, and with labels as rows, for classification.
-        interrupted: Whether the evaluation was interrupted, so that the figures cover only the finished samples.
-        sample_results: Results of each sample, or empty if ``keep`` is False.
+        results: Figures of ``npu``, ``float`` and ``quantized``, by name. ``sqnr_db`` is the lowest SQNR among all outputs.
+        confusion: For classification, a confusion matrix for each key of ``results``. Its rows are labels.
+        interrupted: Whether the evaluation was interrupted. The figures cover only finished samples.
+        sample_results: One result per sample, or empty if ``keep`` is False.
     """
 
     samples: int
@@ -116,7 +116,7 @@ def evaluate(
     keep: bool = False,
     progress: bool | None = None,
 ) -> Evaluation:
-    """Run a program on a data set with the simulated NPU, and compute metrics.
+    """Evaluate a program on a data set with the simulated NPU, and compute metrics.
 
     The float and fake-quantized models, if available, are run as well. With the float model, the figures include
     ``sqnr_db`` and ``agreement`` (share of samples whose first output has the float model's argmax). If the program has state, the
@@ -125,7 +125,7 @@ def evaluate(
     Args:
         program: Program, or the path of a ``.pte`` or saved folder.
         data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
-        metric: A torchmetrics object, or a function of (list of outputs, list of labels) that returns a number or a dict.
+        metric: A torchmetrics object, or a function (list of outputs, list of labels) that returns a number or a dict.
             ``"map"`` computes the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there
             are labels.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
@@ -133,7 +133,7 @@ def evaluate(
             sample is a dict of ``boxes`` and ``labels``.
         against: Models to compare the NPU with: ``float`` and ``quantized``. Models that the program does not contain are omitted.
         batch: Number of samples per call. It affects memory use but not results.
-        jobs: Number of joblib processes, which run with the backend of ``joblib.parallel_config``. Default: threads are used.
+        jobs: Number of joblib processes, which run with the backend of ``joblib.parallel_config``. Default: threads.
         keep: Whether to return the outputs of every sample.
         progress: See ``ethorch.compile``.
 

@@ -52,7 +52,7 @@ class Operator:
         module, source: Module path and ``file.py:line``, or "" if unknown.
         share: Share of the program's cycles, from 0 to 1, or None if unknown.
         bound: Resource that limits the layer, or "" if unknown.
-        id, reason, remedy: Reason why the operator runs on the CPU, with a stable identifier and a remedy.
+        id, reason, remedy: Stable identifier, text and remedy of the reason why the operator runs on the CPU.
     """
 
     operator: str
@@ -76,10 +76,10 @@ class State:
         name: Qualified name in the model.
         size_bytes: RAM that the buffer occupies, excluding copies in the scratch region.
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
-        where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.
+        where: Delegates (and the CPU) that access the buffer, e.g. ``("NPU 0", "CPU")``.
         to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies to and from the NPU's memory in each call.
-        id, reason, remedy: Reason why the buffer is float or is copied in each call, with a stable identifier and a remedy.
-        in_place: Whether the NPU reads the buffer in place, in generated firmware and in the simulator.
+        id, reason, remedy: Stable identifier, text and remedy of the reason why the buffer is float or is copied in each call.
+        in_place: Whether the NPU reads the buffer in place in generated firmware and in the simulator.
     """
 
     name: str
@@ -103,9 +103,9 @@ class Explanation:
 
     Attributes:
         operators: Operators in execution order, followed by refused operators without a layer.
-        placement: Operator counts of the NPU and in total as text, or "" for a loaded ``.pte``.
-        writer: Component that wrote the ``.pte``, with the reason if this is ExecuTorch. None for a loaded ``.pte``.
-        counts: Numbers of NPU and CPU rows before ``operators`` was filtered. Default: the row counts of ``operators``.
+        placement: Numbers of NPU operators, all operators and delegates as text, or "" for a loaded ``.pte``.
+        writer: Component that wrote the ``.pte``, and the reason if it is ExecuTorch. None for a loaded ``.pte``.
+        counts: Numbers of NPU and CPU rows before filtering. Default: the row counts of ``operators``.
     """
 
     target: str
@@ -191,11 +191,11 @@ def explanation(
 
     Args:
         partition: Partition report, or None for a loaded ``.pte``, which does not record reasons.
-        operator: Substring of operator names to select.
+        operator: Substring of the names of operators to select.
         states: Result of ``states_of``. Ignored if ``operator`` is set.
 
     Raises:
-        SpecError: No operator matches.
+        SpecError: No name contains ``operator``.
     """
     rows = [
         Operator(

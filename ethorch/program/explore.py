@@ -65,7 +65,7 @@ class Variant:
         core_clock_hz: NPU clock in Hz that the estimates assume.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: True unless a budget or board memory is known to be exceeded. None if neither budgets nor a board are set.
+        fits: True unless a budget or the board's memory is known to be exceeded. None if neither budgets nor a board are set.
         searched: Settings that the budget search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -98,9 +98,9 @@ class Exploration:
     """The result of ``ethorch.explore``.
 
     Attributes:
-        variants: Finished combinations of the varied settings. The last setting varies fastest.
-        cheapest: Fastest variant that meets all budgets on the smallest possible NPU (in the order of ``ethorch targets``).
-            None if no variant meets them.
+        variants: One for each finished combination of settings. The last setting varies fastest.
+        cheapest: Fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets. None if no
+            variant meets them.
     """
 
     variants: tuple[Variant, ...]
@@ -211,11 +211,11 @@ def explore(
 
     Args:
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
-        vary: Values for each varied setting: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
+        vary: Values of each setting to vary: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
             ``constants`` or ``arena``.
         settings: All settings that are not varied, including budgets.
-        jobs: Number of processes. Default: one process per CPU if starting processes saves time. A cluster backend of
-            ``joblib.parallel_config`` (Dask, Ray) is used if one is active.
+        jobs: Number of processes. Default: one per CPU if starting processes saves time. An active cluster backend of
+            ``joblib.parallel_config`` (Dask, Ray) is used.
         resume: File that records each compiled variant as a line of JSON. Variants in the file are reused if the model, samples,
             ``settings`` and package versions have not changed.
 

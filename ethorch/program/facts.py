@@ -50,7 +50,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class StreamPass:
-    """A pass that changed command streams of a method.
+    """A stream pass that changed delegates of a method.
 
     Attributes:
         name: Name of the pass (``ethorch.npu.passes``).
@@ -93,7 +93,7 @@ class Verification:
     """The result of comparing a program's delegates with the TOSA reference. A difference raises an error.
 
     Attributes:
-        delegates, equal: Number of delegates in all methods, and number of delegates whose outputs equal the reference.
+        delegates, equal: Number of delegates in all methods, and of those whose outputs equal the reference's.
         unchecked: Delegates that were not compared.
         repairs: Operators whose inputs or outputs are copied to avoid a Vela bug (``ethorch.vela.repair``).
     """

@@ -48,8 +48,8 @@ _BUNDLED_SAMPLES = 8
 class Program:
     """One method of a ``.pte``, returned by ``ethorch.compile`` and ``ethorch.load``.
 
-    ``program["decode"]`` is the method ``decode`` of the same file. The methods share mutable buffers. Pickling or deep-copying a
-    program includes all methods of its file, and the mutable buffers of the copy have their initial values.
+    ``program["decode"]`` is the method ``decode`` of the same file. The methods share mutable buffers. A pickled or
+    deep-copied program includes all methods of its file, and its mutable buffers have their initial values.
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
@@ -127,8 +127,8 @@ class Program:
     def accuracy(self) -> Accuracy | None:
         """The lowest SQNR among the outputs, relative to the float model, or None if unknown.
 
-        The first access runs up to 8 calibration samples. If there are several methods, it runs sessions until they have called
-        this method at least 8 times.
+        The first access runs up to 8 calibration samples. If there are several methods, calibration sessions run until they have
+        called this method at least 8 times.
         """
         return accuracy(self._record)
 
@@ -148,13 +148,14 @@ class Program:
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of its compiled size, the inputs are split into
-        several inferences. The outputs are concatenated along the first dimension.
+        several inferences, whose outputs are concatenated along the first dimension.
 
         Returns:
-            The outputs in the structure that the model returns, if known. Quantized outputs are not dequantized.
+            The outputs, in the model's output structure if it is known. Quantized outputs are not dequantized.
 
         Raises:
-            HostError: The number, dtype or shape of the inputs is wrong, or the outputs of several inferences cannot be joined.
+            HostError: The number, dtype or shape of the inputs is wrong, or the outputs of several inferences cannot be
+                concatenated.
             MachineFault: The command stream is invalid.
         """
         import torch
@@ -217,8 +218,8 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion multiply-accumulates
-          and 2,000 operators.
+          payload of each delegate. Methods are compared on the example inputs until their total exceeds 5 billion
+          multiply-accumulates or 2,000 operators.
 
         Returns:
             The path.
@@ -267,11 +268,12 @@ class Program:
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
         To compare operators, ``compare`` runs NPU operators in the TOSA reference model and CPU operators in PyTorch.
-        ``bit_exact`` is True if the simulator and the TOSA reference model return the same outputs for all samples.
+        ``comparison.bit_exact`` is True if the simulator and the TOSA reference model return the same delegate outputs for all
+        samples.
 
         Args:
-            inputs: Inputs of one inference. Default: the example inputs. For a program loaded from a folder, the default is to
-                return the saved comparison.
+            inputs: Inputs of one inference. Default: the example inputs. For a program loaded from a folder, the saved comparison
+                is returned by default.
             samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
             model: Float model, required if the program was loaded or was compiled from a quantized model. For a loaded program,
                 only outputs are compared.
@@ -369,14 +371,14 @@ class Program:
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
-            files: CSV of QREAD samples (``qread_bytes,samples``), CSV of call times (``milliseconds``), or logs with PMU counters
+            files: CSV files of QREAD samples (``qread_bytes,samples``) or call times (``milliseconds``), or logs with PMU counters
                 from ExecuTorch's runner, Arm's evaluation kit, Zephyr or ethorch's firmware.
             etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:
             HostError: The inputs are missing or do not match the program's inputs.
             SpecError: Both files and inputs were passed.
-            FormatError: A file or a line is malformed.
+            FormatError: A file is malformed or does not match the program.
         """
         if files:
             if inputs:
@@ -411,8 +413,8 @@ class Program:
 
         Args:
             path: HTML file.
-            samples: Inputs for :meth:`compare`, in any form that ``ethorch.compile`` accepts for calibration. Default: operators
-                are not compared.
+            samples: Inputs for :meth:`compare`, in any form that ``ethorch.compile`` accepts for calibration. By default,
+                operators are not compared.
             title: Name of the program. Default: the model's name.
 
         Raises:
@@ -465,10 +467,10 @@ def load(
 ) -> Program:
     """Load a ``.pte`` compiled by ethorch or by ExecuTorch's Arm backend, or a folder written by ``Program.save``.
 
-    Source lines and Vela's cycles require a folder or ``sources``. The accuracy, and reasons for CPU operators, require a folder.
+    Source lines and Vela's cycles require a folder or ``sources``. Accuracy and the reasons for CPU operators require a folder.
 
     Args:
-        path: Path of a file or folder, or contents of a file.
+        path: Path of a ``.pte`` or folder, or contents of a ``.pte``.
         method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
         sources: Folder of artifacts (``EthosUCompileSpec.dump_intermediate_artifacts_to``) that record each command's operator.
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
+    """The data about one method of a ``.pte``. A pickled or deep-copied record includes all methods of its file.
 
     For a loaded ``.pte``, ``build``, ``model`` and ``quantized`` are None. ``settings`` is also None unless a folder was loaded.
 
@@ -50,13 +50,13 @@ class Record:
         quantized: Model returned by ``convert_pt2e``.
         config: The user's QuantizationConfig, or None if a named scheme was used.
         sessions: Calibration sessions of a program with several methods.
-        sources: Folder that records the operator of each command, or None.
-        selection: Methods for several input shapes, or None if the method is fixed.
-        partition: NPU operators, and the reasons why other operators run on the CPU, or None if unknown.
+        sources: Folder of artifacts that record each command's operator, or None.
+        selection: Methods to select from by input shape, or None if the method is fixed.
+        partition: NPU operators and reasons for CPU operators, or None if unknown.
         stream_passes: Passes that changed command streams.
         verification: Comparison of the delegates with the TOSA reference, or None if not verified.
-        tried: Programs that the budget search compiled, including this program.
-        measured: Cached results of runs on samples, by name.
+        tried: Attempts of the budget search, including this program.
+        measured: Cached accuracy and comparison, by name.
         methods_by_name: Records of the methods in the file. All records of a file share this dict.
     """
 

@@ -49,7 +49,7 @@ class Suggestion:
 
     Attributes:
         change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.
-        ram_bytes, flash_bytes: Change in the memory of the whole application.
+        ram_bytes, flash_bytes: Change in the RAM and flash of the whole application.
         milliseconds: Change in the estimated time, or None if unknown.
         fits: Whether all budgets are met, or None if no budget is set or the change was compiled for a single layer.
         note: Consequence of the change for the user.

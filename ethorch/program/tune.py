@@ -61,14 +61,14 @@ def tune(
         program = ethorch.tune(model, image, goal="accuracy", calibration=images, settings=Settings(min_sqnr_db=30))
 
     Args:
-        model, example_inputs, calibration, progress: See ``ethorch.compile``. Several methods are not supported.
+        model, example_inputs, calibration, progress: See ``ethorch.compile``. Models with several methods are not supported.
         goal: ``"accuracy"`` uses 16-bit activations for the most sensitive modules until ``settings.min_sqnr_db`` is met. A number
             uses 16-bit activations until ``metric`` returns at least this number. ``"flash"`` and ``"cycles"`` compress weights
             (fewer values, zeros, 2:4 sparsity) until ``settings.flash`` or ``settings.latency_ms`` is met, or as much as
             ``settings.min_sqnr_db`` permits. The model is not trained. See ``ethorch.tuning.compress`` for training.
         metric: Function that receives the outputs of the float model and of the quantized model, as two lists with an entry for
-            each calibration sample. Larger results are better.
-        settings: All other settings, including the budgets.
+            each calibration sample. Larger values are better.
+        settings: Compilation settings, including the budgets.
 
     Raises:
         SpecError: The goal is unknown, its budget or metric is missing, or an argument is not supported for the goal.

@@ -46,7 +46,7 @@ class _Check:
     def run(self, machine: Any) -> None:
         """Run a simulator whose memory contains the inputs, and compare the outputs with the TOSA reference.
 
-        Inputs for which TOSA does not define a result, such as an index out of range, are skipped.
+        Inputs for which TOSA does not define a result, such as out-of-range indices, are not compared.
 
         Raises:
             VerificationError: The outputs differ from the reference, or the simulator raises a fault.

@@ -29,21 +29,21 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     Args:
         method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax``, ``moving_average``
-            (average of the extremes of each input), or ``percentile``.
+            (moving averages of the inputs' extremes), or ``percentile``.
         percentile: Percentage of values inside the range, above 50 and at most 100.
         averaging_constant: Weight of the newest input in ``moving_average``.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Range of the function that computes the value, e.g. 0..1 for softmax. A smaller observed range replaces it,
-            which improves the SQNR by up to 6 dB.
+        fixed_range: Output range of the function that computes the value, e.g. 0..1 for softmax. A smaller observed range replaces
+            it, which improves the SQNR by up to 6 dB.
 
     Attributes:
-        name: FX node of the value, for messages.
+        name: Name of the value's FX node, for messages.
         domain: Limits of the range, e.g. -1..1 if asin reads the value. Defaults to ``fixed_range``.
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
         center: (zero point, factor), or None. The zero point is used if it increases the scale by at most this factor.
-        sums: If this value is a mask, observers of the sums of scores and the mask. Used if ``masked`` is set.
+        sums: If the value is a mask, observers of its sums with scores. Used if ``masked`` is set.
         thresholds: If all readers of the value are comparisons, the constants in these comparisons.
         is_input: Whether the value is a program input, for which statistics are recorded.
         seen: Statistics of the observed tensors. The histogram is stored separately.
@@ -262,7 +262,7 @@ def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant
     """Return the (scale, zero point) for mapping a real range to the integer range.
 
     The zero point is 0 for int16, as the NPU requires, and for int32, because any other value would overflow in ExecuTorch's
-    kernel. int32 uses half of the integer values, because float32 cannot represent 2**31 - 1.
+    kernel. int32 uses half of its range, because float32 cannot represent 2**31 - 1.
     """
     low, high = limits
     if dtype in (torch.int16, torch.int32):

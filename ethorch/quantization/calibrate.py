@@ -31,7 +31,7 @@ Session = Sequence[tuple[str, Inputs]]
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Quantize a model by calibration. The quantized model has copies of the buffers that the model writes.
+    """Quantize a model by calibration. The quantized model has copies of the buffers that it writes.
 
     Args:
         model: Float model. A quantized model is returned unchanged.

@@ -32,7 +32,7 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The specs of the inputs, outputs and weights of operators. A value without a spec remains in float.
+    """The quantization specs of operators' inputs, outputs and weights. A value without a spec remains in float.
 
     The lowering quantizes biases to int32, or to int48 if activations are int16. Their scale is input scale x weight scale.
 
@@ -94,12 +94,12 @@ def get_symmetric_quantization_config(
     Args:
         is_per_channel: Whether each output channel has its own weight scale.
         is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``. They average activation ranges over training steps.
-        is_dynamic: Whether activation ranges are computed at run time, on the CPU.
+        is_dynamic: Whether the CPU computes activation ranges at run time.
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
         eps: Minimum scale.
         calibration: See :class:`ethorch.quantization.activation_observer.ActivationObserver`.
-        weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Defaults to ``mse`` for up to four bits,
-            and to ``max`` otherwise.
+        weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Defaults to ``mse`` for weights of up to
+            four bits, and to ``max`` otherwise.
         percentile: Percentage of values inside the range (above 50, at most 100), for ``calibration="percentile"``.
         averaging_constant: Weight of the newest input in averages, for ``calibration="moving_average"`` and QAT.
 

@@ -21,7 +21,7 @@ _SMALLEST = 2.0**-24  # minimum scale, for channels of zeros
 
 
 def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
-    """Return the weight with some elements set to zero and all others rounded to levels. Rounding does not change the gradient.
+    """Return the weight with some elements set to zero and all others rounded to levels. Rounding does not affect the gradient.
 
     Args:
         mask: Bool tensor with the weight's shape. False sets an element to zero.

@@ -26,14 +26,14 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
-    """Return a copy of the graph in which quantized inputs and outputs have type ``io``.
+    """Return a copy of the graph in which quantized inputs and outputs have dtype ``io``.
 
     Args:
         quantized: Graph from ``convert_pt2e``, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: An input or output is not quantized to ``io``, or the readers of an input quantize it differently.
+        QuantizationError: An input or output is not quantized to ``io``, or an input's readers do not all quantize it identically.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)

@@ -14,7 +14,7 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share a concatenation's observer with inputs that only it reads, or with all inputs if they are views or pools of one tensor.
+    """Share a concatenation's observer with inputs that only it reads, or with all inputs if they all view or pool one tensor.
 
     A group that shares an observer contains observed nodes, and edges (argument, reader) whose argument is not observed, e.g. a
     program input. The group uses the observer of its first member.

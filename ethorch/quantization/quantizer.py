@@ -128,12 +128,12 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             model: Module from ``torch.export.export(...).module()``.
-            calibration_samples: Argument tuples. A branch that no tuple reaches causes a warning.
+            calibration_samples: Argument tuples. A branch that no sample executes causes a warning.
             is_qat: Whether to prepare with ``prepare_qat_pt2e``.
             fold_quantize: See ``convert_pt2e``.
 
         Raises:
-            QuantizationError: ``calibration_samples`` is empty, or a control-flow operator was never reached.
+            QuantizationError: ``calibration_samples`` is empty, or a control-flow operator was never executed.
         """
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 

@@ -40,8 +40,8 @@ class Observations:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
         elements: Number of elements of all tensors.
-        reach: Half the width of the histogram, a power of two, or 0 if the histogram is empty.
-        nonzero: Number of nonzero elements in the histogram.
+        reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.
+        nonzero: Number of nonzero elements counted in the histogram.
     """
 
     inputs: int = 0
@@ -73,8 +73,8 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
     matters for small tensors, such as logits, and is estimated from the variation of the extremes between inputs.
 
     Args:
-        seen: Observations with a positive reach and nonzero elements.
-        counts: Histogram over -reach..reach.
+        seen: Observations with positive ``reach`` and ``nonzero``.
+        counts: Histogram over ``-seen.reach..seen.reach``.
         levels: Difference between the highest and the lowest integer value.
         symmetric: Whether the range is -x..x.
     """

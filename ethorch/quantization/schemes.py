@@ -52,7 +52,7 @@ def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -
         module: The float model. A key of ``settings.modules`` that is not a submodule is the FX name of an operator.
 
     Raises:
-        SpecError: The settings were loaded from a file, which does not contain their QuantizationConfig.
+        SpecError: The settings were loaded from a file, which cannot contain their QuantizationConfig.
     """
     if settings.scheme == CUSTOM:
         raise SpecError(

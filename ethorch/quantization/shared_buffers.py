@@ -74,7 +74,7 @@ def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
     """Share the ranges of written buffers, and of corresponding operators in shared submodules, between models.
 
-    A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
+    Prefill and decode then compute the same integer values for a token, and their encoded weights, biases and scales are equal.
 
     Args:
         alternatives: Whether the models are the same module with different input shapes, and therefore share all operators.

@@ -39,7 +39,8 @@ class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no 
 def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
     """Return the spec of an output with a known range.
 
-    The range limits an ``ActivationObserver``. In training, and for other observers, it determines the quantization parameters.
+    The known range limits the range of an ``ActivationObserver``. In training, and for other observers, it determines the
+    quantization parameters.
 
     Args:
         like: Spec of outputs without a known range. Its integer limits default to the limits of its dtype.

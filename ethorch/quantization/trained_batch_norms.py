@@ -24,10 +24,10 @@ class _TrainedNorm:
 
 
 def fold_trained_batch_norms(prepared: GraphModule) -> int:
-    """Fold batch norms of a graph from ``prepare_qat_pt2e``, in place, and return the number of folded batch norms.
+    """Fold batch norms of a graph from ``prepare_qat_pt2e`` in place, and return their number.
 
     ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps) becomes
-    ``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would take 15 s to find this expression.
+    ``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would search for this pattern for 15 s.
     """
     norms = [trained for node in list(prepared.graph.nodes) if (trained := _match_trained_norm(node)) is not None]
     with torch.no_grad():

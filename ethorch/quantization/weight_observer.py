@@ -37,7 +37,8 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A weight observer with one scale per output channel.
 
-    If bias / (input scale x weight scale) exceeds half the accumulator's range, the channel's scale is increased, with a warning.
+    If bias / (input scale x weight scale) exceeds half the accumulator's range, the channel's scale is increased. A warning
+    is logged.
 
     Args:
         method: ``max`` (largest magnitude) or ``mse`` (least squared error).

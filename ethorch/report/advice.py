@@ -32,7 +32,7 @@ class Advice:
         id: Stable identifier.
         figure: Current cost, with a unit.
         text: Reason and remedy.
-        weight: Rank from 0 to 1, based on the affected share of the cycles or of the RAM.
+        weight: Rank from 0 to 1, based on the affected share of the program's cycles or RAM.
         is_saving: Whether the change can save the whole cost in ``figure``.
     """
 

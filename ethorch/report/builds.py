@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer that occurs in at least one of two builds.
+    """A layer of at least one of two builds.
 
     Attributes:
         module, operator: Key by which layers are matched. Layers with the same key are matched in order.
@@ -246,7 +246,7 @@ def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> P
     """Compare the methods that have the same name in two builds. If each build has one method, the names are ignored.
 
     Args:
-        before, after: Result of ``Program.to_json`` for each method.
+        before, after: Results of ``Program.to_json``, keyed by method.
 
     Raises:
         FormatError: A build has an unexpected format, or the builds have no method in common.

@@ -162,12 +162,12 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (by name) and ``limits`` (by TOSA
-        operator) contain both targets' values. ``operators`` contains, for each target, the operators of which it supports
-        more calls than the other target.
+        A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (keyed by name) and ``limits``
+        (keyed by TOSA operator) contain both targets' values if these differ. ``operators`` lists, for each target, the
+        operators for which it supports more calls than the other target.
 
     Raises:
-        SpecError: A name is unknown.
+        SpecError: A target is unknown.
     """
     pair = lookup(a), lookup(b)
     described = [_facts(target) for target in pair]

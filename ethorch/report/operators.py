@@ -22,7 +22,7 @@ class OperatorFacts:
         pytorch: Names of PyTorch functions, methods and modules that compute this operator.
         file: Path of the definition, relative to ``ethorch/``.
         has_float_form: Whether the operator can be lowered to float TOSA operators.
-        calls: Source text of the first sample call and of each refused sample call, by number.
+        calls: Source text of the first sample call and all refused ones, keyed by index.
         tensors: Description of the tensors in the first sample call.
     """
 

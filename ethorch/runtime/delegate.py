@@ -144,7 +144,7 @@ class HostBackend:
     ) -> Iterator[None]:
         """Convert aborts inside ExecuTorch to exceptions, and propagate exceptions raised in callbacks.
 
-        Only one thread at a time can enter the context. See ``ethorch.support.redirect``.
+        Only one thread at a time can be inside the context. See ``ethorch.support.redirect``.
 
         Args:
             action: Verb phrase for error messages, e.g. ``load method 'forward'``.

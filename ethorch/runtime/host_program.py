@@ -42,7 +42,7 @@ class HostProgram:
 
     Attributes:
         methods: Names of the methods that were loaded together.
-        description: Parsed method, with its values, inputs, operators and calls.
+        description: Parsed description of the method: values, inputs, operators and calls.
         delegates: Payload of each Ethos-U delegate, in file order.
     """
 
@@ -91,10 +91,9 @@ class HostProgram:
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
         """Run the method once for each sample, simulating the NPU for several samples at a time.
 
-        Results equal those of separate calls. CPU operators always run one sample at a time. Delegates also run one sample at a
-        time if calls depend on previous calls (``many.keeps_state``), or if a command stream has branches. The same applies to
-        small networks, to networks with more than eight delegates, and to programs loaded with ``machine``, ``trace`` or
-        ``etdump``.
+        Results equal those of separate calls. CPU operators always process one sample at a time. So do delegates if results can
+        depend on previous calls (``many.keeps_state``), if a command stream has branches, or if the network is small or has more
+        than eight delegates. Programs loaded with ``machine``, ``trace`` or ``etdump`` also process one sample at a time.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
@@ -102,7 +101,7 @@ class HostProgram:
 
         Raises:
             HostError: See :meth:`__call__`.
-            MachineFault: The command stream is invalid. ``image`` is the sample's number if samples are simulated
+            MachineFault: The command stream is invalid. ``image`` is the sample's index if samples are simulated
                 together.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]

@@ -83,10 +83,10 @@ def run_batch(
 
     Args:
         once: Function that runs a sample until it pauses at a delegate or finishes.
-        payload: Function that returns the payload for a delegate number.
+        payload: Function that maps a delegate's number to its payload.
 
     Raises:
-        MachineFault: The command stream is invalid. ``image`` is the sample's number.
+        MachineFault: The command stream is invalid. ``image`` is the sample's index.
     """
     unfinished = list(recordings)
     while unfinished:

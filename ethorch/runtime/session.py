@@ -34,7 +34,7 @@ def _shares(method: Method) -> bool:
 class Session:
     """The methods of one .pte that are loaded in the runtime.
 
-    All methods are loaded at the same time, because loading a method resets the shared buffers.
+    Methods are loaded together, because loading a method resets the shared buffers.
 
     Args:
         machine: Function that creates the machine for each delegate.

@@ -94,12 +94,12 @@ class ElfError(FormatError):
 
 
 class MachineFault(EthorchError):
-    """An error that stops the NPU simulator: unknown command, access outside a region, or malformed stream.
+    """An error that stops the NPU simulator: an unknown command, an access outside a region, or a malformed stream.
 
     Attributes:
         operation: The failed ``npu.stream.Operation``, if known.
         source: The operator (``npu.Source``) that contains the operation, if known.
-        image: Index of the sample if several run together.
+        image: Index of the sample if several are simulated together.
     """
 
     operation: Any = None
@@ -118,7 +118,7 @@ class VerificationError(EthorchError):
 
     Attributes:
         operator: First operator that fails or has a wrong result, with its source location, or "".
-        value: Name of the operator's result in the rewritten TOSA graph, or "" if a rewrite changed the result.
+        value: Name of this operator's result in the rewritten TOSA graph, or "" if a rewrite changed the graph's outputs.
     """
 
     def __init__(self, text: str, operator: str = "", value: str = ""):

@@ -1,7 +1,7 @@
 """A lock for export, tracing and conversion, because ``torch.export`` and torch's tracers have global state.
 
-Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``. A fork also acquires the lock, so that the lock is free
-in the child process.
+Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``. ``os.fork`` also acquires it, so that
+the child process does not inherit a lock held by another thread.
 """
 
 from __future__ import annotations

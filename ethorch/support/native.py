@@ -1,6 +1,6 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name contains digests of its sources and of its bytes, so that outdated or truncated files are not loaded. Files that
+A library's file name contains digests of its sources and contents, so that outdated or truncated files are not loaded. Files that
 other users can change are not used.
 """
 
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 def distrust(folder: Path) -> str | None:
     """Return the reason why other users could replace a library in a folder, or None if they cannot.
 
-    After symbolic links are resolved, the folder and its parents must belong to this user or to root. Other users must not have
+    After symbolic links are resolved, the folder and its parents must belong to this user or root. Other users must not have
     write access, except to sticky parents like ``/tmp``.
     """
     folder = folder.resolve()
@@ -64,14 +64,14 @@ def build(
     purpose: str = "",
     otherwise: Sequence[str] = (),
 ) -> Path:
-    """Return a shared library from the cache or the wheel, or compile it. One process compiles, and other processes wait.
+    """Return a shared library from the cache or the wheel, or compile it. Only one process compiles. Others wait.
 
     Args:
         name: Prefix of the file name.
         files, headers, flags: Inputs of the compilation.
         depends: Version of an external dependency.
         purpose: Feature that needs the library, named in the error if no compiler is found.
-        otherwise: Compiler command used if no other compiler is found.
+        otherwise: Fallback compiler command.
 
     Raises:
         HostError: The compiler is missing or fails, or the cache is not writable or not private.

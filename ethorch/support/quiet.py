@@ -23,9 +23,9 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute warnings of other libraries, and their log messages that repeat exceptions. Keep log levels set by the user.
+    """Silence warnings of other libraries and their log messages that duplicate exceptions. Keep log levels set by the user.
 
-    Filters and levels are global. The first thread to enter the context sets them, and the last to leave restores them.
+    Filters and levels are global. The first thread that enters the context sets them, and the last that exits restores them.
     """
     global _inside
     with _lock:

@@ -20,7 +20,7 @@ _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNOREC
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """Convert ``FIELD=VALUE`` assignments to a dict of settings.
 
-    VALUE is parsed as TOML. If this fails, it is a string. ``modules.head=float`` sets one entry of a table.
+    VALUE is a string unless it is valid TOML. ``modules.head=float`` sets one entry of a table.
 
     Raises:
         SpecError: An assignment is malformed, a field is unknown, or a field is set to two values.

@@ -224,11 +224,11 @@ class EthosUCompileSpec(ArmCompileSpec):
             0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, which is exceeded only if Vela's
             smallest arena is larger. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
         resident_bytes: Maximum number of bytes that the pass ``resident-weights`` adds to the arena for copies of
-            repeatedly read weights.
+            weights that are read repeatedly.
         config_text: Contents of an ini file that replaces ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
-        verify: Whether to compare each delegate in the simulator with the TOSA reference on random inputs, and to insert copies
-            if results differ (``ethorch.vela.repair``).
+        verify: Whether to simulate each delegate on random inputs, compare the results with the TOSA reference, and insert copies
+            if they differ (``ethorch.vela.repair``).
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), or comma-separated
             names of passes.
 

@@ -20,7 +20,7 @@ _RESULT = re.compile(r"\bstream ([\w-]+): (\d{1,9}) runs, (\d{1,9}) different")
 def read_probe_log(file: Path, target: str) -> str:
     """Return a value of the setting ``stream`` that omits the passes whose streams failed on the board.
 
-    A stream fails if the log reports wrong outputs or no result. Passes in ``UNTESTED`` are omitted unless the log lists them.
+    A stream failed if the log reports wrong outputs or no result. Passes in ``UNTESTED`` are omitted unless the log lists them.
 
     Raises:
         SpecError: The file cannot be read, it is not the log of a probe for ``target``, or Vela's stream failed.

@@ -25,8 +25,8 @@ class Padding:
     """An axis along which inputs can be padded, because earlier output elements do not depend on later input elements.
 
     Attributes:
-        inputs: The axis in each input.
-        outputs: The axis in each output. Outputs are cropped to the size of the unpadded input.
+        inputs: Axis of each padded input, as ``Places``.
+        outputs: Axis along which each output is cropped to the unpadded size, as ``Places``.
     """
 
     inputs: Places

@@ -95,7 +95,7 @@ def shapes_from(description: Any) -> tuple[Shapes, ...]:
 
     Args:
         description: A string such as ``"1x64x32,1x64"`` with the shapes of one method, or a sequence with one entry per method. An
-            entry is a string of this form, a sequence of shapes, or the shape of a single input.
+            entry is such a string, a sequence of shapes, or the shape of a single input.
 
     Raises:
         SpecError: The description is malformed, a size is not in 1..2**31-1, or two methods have the same shapes.
@@ -159,12 +159,12 @@ class Settings:
         target: Name of the NPU (see ``ethorch targets``). Default: the board's first NPU, or ``ethos-u55-128``.
         scheme: Quantization scheme of the model, one of SCHEMES or a ``QuantizationConfig``, which is saved as ``custom``.
         modules: Schemes, keyed by submodule name or by FX name of an operator. The scheme ``float`` keeps operators on the CPU.
-        io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
+        io: Type of the program's inputs and outputs that are float in the model, one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
-        partition: Operators on the NPU: ``npu`` (all supported ones), ``cpu-matmul`` (all except products of two int8 activations)
-            or ``cost`` (the faster of these two by estimate, see ``ethorch.figures.RATES``). With ``cpu-matmul``, ExecuTorch's
-            ``cortex_m`` library computes these products. A program's settings contain the selected partition.
+        partition: Operators on the NPU: ``npu`` (all supported operators), ``cpu-matmul`` (all except matrix products of two int8
+            activations, which ExecuTorch's ``cortex_m`` library computes) or ``cost`` (the partition with the lower estimated
+            time, see ``ethorch.figures.RATES``). A program's settings contain the selected partition.
         shapes: Input shapes of each method (see ``shapes_from``). Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
@@ -174,14 +174,14 @@ class Settings:
             limit in bytes.
         constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
             times per call. The NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
-            defines, and copies at most 32 KiB of weights. ``sram`` makes firmware copy all weights to SRAM at startup. ``auto``
+            defines, and copies at most 32 KiB of weights. With ``sram``, firmware copies all weights to SRAM at startup. ``auto``
             uses SRAM for all or some weights if this saves cycles and meets the RAM budget.
         ram, flash: Budgets of the whole application in bytes. Default: the board's RAM and flash.
         latency_ms: Budget of the estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR of each output relative to the float model.
         board: Name of a board (see ``ethorch boards``), or path of a TOML file. The board defines targets, clocks, memories, and
             the default budgets of RAM and flash.
-        verify: Whether to compare each delegate in the simulator with the TOSA reference, on random inputs and calibration samples.
+        verify: Whether to simulate each delegate on random inputs and calibration samples, and compare it with the TOSA reference.
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), comma-separated names
             of passes, or the ``.log`` file of ``ethorch firmware --probe``, to use the passes that were correct on the board.
         share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires

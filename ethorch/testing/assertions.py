@@ -39,7 +39,7 @@ def assert_runs_on_npu(
     calibration: Any = None,
     **settings: Any,
 ) -> Program:
-    """Compile the model and check that it meets the given limits. A single message lists all violations.
+    """Compile the model and check that it meets the limits. A single message lists all violations.
 
     ::
 
@@ -49,7 +49,7 @@ def assert_runs_on_npu(
     Args:
         module, inputs, target, calibration, settings: See :func:`ethorch.compile`. ``module`` may also be a Program.
         min_sqnr_db: Minimum SQNR relative to the float model. See :attr:`Program.accuracy`.
-        max_cpu_ops: Maximum number of CPU operators, not counting quantize and dequantize operators of inputs and outputs.
+        max_cpu_ops: Maximum number of CPU operators, not counting quantize and dequantize operators at inputs and outputs.
         max_cycles: Maximum NPU cycles, estimated by Vela.
         max_milliseconds: Maximum estimated time of one inference on NPU and CPU.
         max_ram, max_flash: Maximum memory of the application, in bytes or as text such as ``"256K"``.

@@ -27,7 +27,7 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
     Args:
         module: Graph with delegates as submodules.
         stage: Name for the heading.
-        table: Whether to return a table instead of JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
+        table: True for a table, False for JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
         dtypes: Whether to count dtypes separately.
     """
     nodes = (node for node in module.graph.nodes if node.op == "call_function")

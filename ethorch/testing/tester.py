@@ -53,7 +53,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
-    Programs run in ExecuTorch's runtime with the simulator, and TOSA graphs in the TOSA reference model. Failing checks
+    Programs run in ExecuTorch's runtime with the simulator, and TOSA graphs in the TOSA reference model. Failed checks
     raise AssertionError.
 
     Args:
@@ -333,16 +333,16 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     ) -> Self:
         """Run the artifact of a stage and compare the outputs with a reference.
 
-        Elements may differ by at most ``atol + rtol * |reference| + qtol * scale``, where ``scale`` is the scale of a quantized
-        output.
+        Elements may differ by at most ``atol + rtol * |reference| + qtol * scale``, where ``scale`` is the output's quantization
+        scale.
 
         Args:
             stage: Stage to run. Defaults to the last stage. ``StageType.INITIAL_MODEL`` is the float module.
             inputs: Inputs of one run. Defaults to random inputs for ``num_runs`` runs.
             statistics_callback: Function called with ExecuTorch's error statistics of each output.
             min_sqnr_db: Minimum SQNR against the float module.
-            frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity, used instead of
-                ``atol``, ``rtol`` and ``qtol``.
+            frobenius_threshold, cosine_threshold: Maximum relative Frobenius norm of the error, and minimum cosine similarity. They
+                replace ``atol``, ``rtol`` and ``qtol``.
             reference_stage_type: Stage that computes the reference. Default: the quantized module, or the float module before
                 ``quantize``.
             run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.

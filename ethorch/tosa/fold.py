@@ -20,8 +20,8 @@ FOLDABLE = ("RESHAPE", "TRANSPOSE", "CONCAT", "REVERSE", "TILE", "CLAMP", "SLICE
 def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Return True if ``evaluate`` can and should compute an operator.
 
-    INT16 TABLEs, unsigned RESCALEs, and RESCALEs of INT8 or INT16 to INT32 are not folded. An elementwise operator that reads two
-    RESCALEs of INT8 is one NPU operation. With an INT32 constant, it needs three on U55 and two on U85.
+    INT16 TABLEs, unsigned RESCALEs, and RESCALEs of INT8 or INT16 to INT32 are not folded. An elementwise operator with two
+    rescaled INT8 operands is one NPU operation. If one operand is an INT32 constant, it becomes three on U55 and two on U85.
     """
     if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
         return False

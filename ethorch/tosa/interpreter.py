@@ -28,7 +28,7 @@ _MOST_TURNS = 1 << 16  # maximum iterations of a loop
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
     """Return the outputs of a graph that has no float tensors.
 
-    ``seen`` is called with each operator outside regions and the operator's results.
+    ``seen`` is called with each top-level operator and its results.
 
     Raises:
         IndexError: An index is out of range.

@@ -69,7 +69,7 @@ class Limits:
     """The limits of one operator.
 
     Attributes:
-        ranges: Allowed range of each feature.
+        ranges: Allowed values, keyed by feature, e.g. ``kernel_h``.
         dtypes: Allowed dtypes of the first operand, or None for all TOSA dtypes.
         present: False if the NPU does not implement the operator.
         remedy: Remedy if the operator or the dtype is not supported.
@@ -83,11 +83,11 @@ class Limits:
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
-        """Return the reason why the operands are not supported, or None if they are.
+        """Return the reason why the operands are not supported, or None.
 
         Args:
             dtype: Dtype of the first operand.
-            features: Value of each feature that ``OPSET`` defines for the operator.
+            features: Values of the operator's features, as defined in ``OPSET``.
             target: Name of the NPU, or "" for TOSA itself.
         """
         where = f" on {target}" if target else ""

@@ -24,7 +24,7 @@ class Row:
         const_operands: Operands that are constant tensors in TOSA but attributes in graphs, with the serialized dtype:
             ``SHAPE``, a dtype, ``@i`` (dtype of operand i), ``@out`` (dtype of the result) or ``@scale`` (INT16 if operand 0 is
             INT48, INT32 otherwise).
-        features: Function that computes the values that a target may limit, e.g. ``CONV2D.kernel_h``.
+        features: Function that computes the properties that a target may limit, e.g. ``CONV2D.kernel_h``.
     """
 
     name: str

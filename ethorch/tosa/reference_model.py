@@ -38,7 +38,7 @@ def run(
         inputs: Arrays with the shapes and dtypes of the graph's inputs. BF16 arrays have dtype ``ml_dtypes.bfloat16``.
 
     Raises:
-        EthorchError: The model refused the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.
+        EthorchError: The model rejected the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.
     """
     content = bytes(tosa) if isinstance(tosa, (bytes, bytearray, memoryview)) else Path(tosa).read_bytes()
     if content[4:8] != b"TOSA":

@@ -27,9 +27,9 @@ _ROWS = 4096  # approximate number of input rows from which the second moments o
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that each output channel of a quantized layer has about the same mean as in float.
+    """Correct biases so that each output channel of a quantized layer has about the same mean as in the float model.
 
-    The mean error is added to the bias (Nagel et al. 2019, section 4.2, cited in ``equalization``).
+    The mean difference (float - quantized) is added to the bias (Nagel et al. 2019, section 4.2, cited in ``equalization``).
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.

@@ -43,10 +43,10 @@ def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
 
     A pair is two convolutions or linear layers with only ReLU, leaky ReLU or pooling between them. Batch norms are folded first.
     Parameters are changed in place, and outputs are preserved up to float rounding. Equalization helps if weights are quantized per
-    tensor, or if the ranges of an activation's channels differ.
+    tensor, or if an activation's channels have very different ranges.
 
     Args:
-        model: Graph module from ``torch.export.export(...).module()``, in evaluation mode, not prepared.
+        model: Graph module from ``torch.export.export(...).module()``, in evaluation mode, before ``prepare_pt2e``.
         rounds: Maximum number of passes over all pairs; about ten suffice.
 
     Returns:

@@ -29,13 +29,13 @@ _INTERRUPTED = "Interrupted. The table contains only the finished modules."
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """The sensitivity of a leaf module, or of an operator outside of leaf modules.
+    """The sensitivity of a leaf module, or of an operator outside leaf modules.
 
     Attributes:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
         only: Metric if only this module is quantized.
         all_but: Metric if everything except this module is quantized.
-        gain: ``all_but`` minus the metric of the fully quantized model, i.e. the benefit of raising the module's precision.
+        gain: ``all_but`` minus the metric of the fully quantized model, i.e. the benefit of leaving only this module in float.
         operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``, or "" for a module.
     """
 
@@ -121,19 +121,19 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the accuracy lost by quantizing each module, and each operator outside modules.
 
-    The model is calibrated once. For each module, one run quantizes only the module, and another run quantizes everything else.
-    Ctrl-C stops the measurement and returns the finished rows.
+    The model is calibrated once. For each module, one run quantizes only the module, and another quantizes everything else.
+    Ctrl-C stops the measurement and returns the results so far.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
         spec: Compile spec, or a configured quantizer.
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), two lists with one entry per sample. It returns a number; larger
-            is better. Defaults to the lowest SQNR of an output, in dB.
-        config: Config of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
+            is better. Defaults to the lowest SQNR among the outputs, in dB.
+        config: Quantization config if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
-        judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU with float operators on the CPU.
-        progress: Called as ``progress(finished, total, module)``.
+        judge: ``"quantized"`` runs the fake-quantized model; ``"npu"`` simulates the NPU and runs float operators on the CPU.
+        progress: Function called as ``progress(finished, total, module)``.
 
     Raises:
         QuantizationError: ``samples`` is empty, a named module is not quantized, ``judge`` is unknown, or ``judge`` is ``"npu"``

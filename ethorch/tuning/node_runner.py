@@ -26,11 +26,12 @@ class NodeRunner:
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.
-        replace: Function called before each node is computed. It returns the node's values, or None to compute them.
-        write_back: Whether to run the nodes that write to buffers. Requires a single sample.
+        replace: Function called before each node is computed. It returns the node's values, or None if the runner should
+            compute them.
+        write_back: Whether to run nodes that write to buffers. Requires a single sample.
 
     Attributes:
-        values: Values of computed nodes, discarded after their last use.
+        values: Values of computed nodes for all samples, discarded after their last use.
     """
 
     def __init__(

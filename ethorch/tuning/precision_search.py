@@ -52,12 +52,12 @@ class Step:
     """The costs and accuracy after raising the precision of one more module. The first step uses only the base config.
 
     Attributes:
-        module: Name of the raised module, or an empty string for the first step.
+        module: Module whose precision was raised, or an empty string for the first step.
         metric: SQNR in dB, or the user's metric.
         cycles: Vela's cycle estimate, summed over all delegates.
-        sram_bytes: Largest SRAM peak among the delegates.
+        sram_bytes: Largest peak SRAM usage of a delegate.
         constant_bytes: Size of the ``.pte``.
-        delegates, cpu_operators: Numbers of delegates and of CPU operators.
+        delegates, cpu_operators: Number of delegates, and number of CPU operators.
     """
 
     module: str
@@ -75,11 +75,11 @@ class MixedPrecision:
 
     Attributes:
         model: Quantized model of the best step, ready for torch.export and lowering.
-        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. They are valid keys in
-            ``modules`` of ``ethorch.compile``.
-        steps: Attempts with their costs. Each step raises one more module than the step before.
+        raised: Names of modules, and of operators outside modules, with raised precision, most sensitive first. They are valid keys
+            for the argument ``modules`` of ``ethorch.compile``.
+        steps: Steps, excluding skipped modules. Each step raises the precision of one more module.
         reached: Whether ``model`` meets the accuracy target and ``max_cycles``.
-        unit: Heading of the metric. ``dB`` for SQNR.
+        unit: Heading of the metric in tables. ``dB`` for SQNR.
     """
 
     model: GraphModule
@@ -145,25 +145,25 @@ def mixed_precision(
 ) -> MixedPrecision:
     """Raise the precision of the most sensitive modules until the accuracy reaches a target.
 
-    The result is the first step that reaches the target. If no step reaches it, the result is the step with the best metric
-    within ``max_cycles``. A missed target or exceeded ``max_cycles`` causes a warning.
+    The result is the first step that reaches the target, or else the step with the best metric within ``max_cycles``. A missed
+    target or exceeded ``max_cycles`` causes a warning.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        spec: Compile spec, used to compile each step and measure its cost.
+        spec: Compile spec for each step.
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
-        max_cycles: Maximum of Vela's cycle estimate. Modules that would exceed the maximum are skipped.
+        max_cycles: Upper limit for Vela's cycle estimate. A module is skipped if its step exceeds the limit.
         metric: Metric to use instead of SQNR. See ``ethorch.tuning.sensitivity``.
-        base: Config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
-        to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
+        base: Quantization config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
+        to: Higher precision: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
-        judge: See ``ethorch.tuning.sensitivity``. The order of the modules is always measured with ``"quantized"``.
-        progress: Called with each step.
+        judge: See ``ethorch.tuning.sensitivity``. Modules are always ordered by sensitivity with ``"quantized"``.
+        progress: Function called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a budget is set, ``samples`` is empty, ``to`` or ``judge`` is unknown, or a named
-            module is not quantized.
+        QuantizationError: ``target_sqnr_db`` and ``max_cycles`` are None, ``samples`` is empty, ``to`` or ``judge`` is
+            unknown, or a named module is not quantized.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:

@@ -36,18 +36,18 @@ def prepare_qat(
 ) -> GraphModule:
     """Return a trainable graph that computes the model with the NPU's rounding.
 
-    Train the graph like the float model, with a smaller learning rate. Training changes the model too, because the graph shares its
-    parameters and buffers. Call ``freeze_qat`` before the last epochs, then ``convert_qat``. Constraints of
-    ``ethorch.tuning.compress.constrain`` remain in effect.
+    Train the graph like the float model, with a smaller learning rate. Training also changes ``model``, because the graph shares
+    the model's parameters and buffers. Call ``freeze_qat`` before the last epochs, and ``convert_qat`` after training. Constraints
+    of ``ethorch.tuning.compress.constrain`` remain in effect.
 
     Args:
         model: Float model, which is set to training mode.
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
-        settings: All settings. ``scheme`` and ``target`` take precedence.
+        settings: Compilation settings. Arguments ``scheme`` and ``target`` take precedence.
 
     Raises:
-        QuantizationError: The QuantizationConfig is not for training.
+        QuantizationError: The QuantizationConfig has ``is_qat=False``.
         UserCodeError: The model does not run with these inputs, or cannot be exported.
     """
     settings = (settings or Settings()).with_(scheme=scheme, target=target)
@@ -63,11 +63,11 @@ def prepare_qat(
 
 
 def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
-    """Freeze observers and batch statistics, so that the last epochs train with the deployed quantization parameters.
+    """Freeze observers and batch norm statistics, so that the last epochs train with the deployed quantization parameters.
 
     Args:
         prepared: Graph module from ``prepare_qat``, changed in place.
-        batch_norm: Whether batch norms use their running mean and variance.
+        batch_norm: Whether to freeze batch norms' mean and variance.
         ranges: Whether to freeze scales and zero points.
     """
     if ranges:
@@ -99,7 +99,7 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
 
     Args:
         prepared: Trained graph module from ``prepare_qat``, which must not be used afterwards.
-        example_inputs: Inputs of one inference, if their batch size differs from the batch size in training.
+        example_inputs: Inputs of one inference. Required if the batch size differs from training.
     """
     prepared.eval()
     settle(prepared)

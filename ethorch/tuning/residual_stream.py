@@ -55,8 +55,8 @@ class Stream:
     """A residual stream.
 
     Attributes:
-        tables: Embeddings whose rows start the stream, with channels along axis 1.
-        writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
+        tables: Embedding tables whose rows are the stream's initial values, with channels along axis 1.
+        writers: Weights and biases of layers that add to the stream, with output channels along ``Parameter.axis``.
         refused: Reason why the stream cannot be rotated, or an empty string.
     """
 

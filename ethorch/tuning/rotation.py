@@ -42,8 +42,9 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     """Rotate the residual streams of a transformer by a random orthogonal matrix.
 
     Parameters are changed in place. Outputs are preserved up to float rounding. A stream can be rotated if it starts with
-    embeddings, only linear layers add to it, and it is read only by normalizations that precede linear layers. The factors of
-    these normalizations become 1, and their biases 0. Other streams, e.g. with normalization after the addition, do not change.
+    embeddings, only linear layers add to it, and it is read only by normalizations that precede linear layers. The scale factors of
+    these normalizations become 1, and their biases become 0. Other streams, e.g. those normalized after each addition, do not
+    change.
 
     ::
 
@@ -189,7 +190,7 @@ def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
     If ``width`` is a power of two and ``keeps_mean`` is False, the matrix is a Hadamard matrix with random signs.
 
     Args:
-        keeps_mean: Whether rotating a row preserves its mean, so that subtracting the mean commutes with the rotation.
+        keeps_mean: Whether the rotation preserves the mean of each row, and thus commutes with subtracting the mean.
     """
     generator = torch.Generator().manual_seed(seed)
     size = width - 1 if keeps_mean else width

@@ -38,13 +38,13 @@ Samples = Sequence[Any]
 
 @dataclass(frozen=True)
 class Smoothed:
-    """An activation whose factors were folded into parameters.
+    """An activation whose smoothing factors were folded into parameters.
 
     Attributes:
         source: Name of the first parameter that was divided by the factors.
         readers: Names of weights that were multiplied by the factors.
         strength: Exponent applied to the activation ranges to compute the factors.
-        gain_db: SQNR improvement of the readers' quantized outputs on the samples, in dB.
+        gain_db: SQNR improvement of the reading layers' quantized outputs on the samples, in dB.
     """
 
     source: str
@@ -57,12 +57,13 @@ class Smoothed:
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
     """Reduce outlier channels of activations by folding factors into parameters.
 
-    Each channel is divided by a factor in the layer that computes the activation, and multiplied by it in the readers. Factors are
-    computed from activation and weight ranges, using the exponent that minimizes the error of the readers (AWQ, Lin et al. 2023).
+    Each channel is divided by a factor in the layer that computes the activation, and multiplied by the same factor in the layers
+    that read it. Factors are computed from activation and weight ranges, with the exponent that minimizes these layers' output
+    error (AWQ, Lin et al. 2023).
 
     Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are activations that only linear
-    layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator may mix channels
-    before the readers. A candidate is smoothed only if its readers' quantized outputs improve. Parameters that other operators
+    layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator in between may
+    mix channels. A candidate is smoothed only if the quantized outputs of these layers improve. Parameters that other operators
     read, such as tied embeddings, are not changed.
 
     ::
@@ -72,7 +73,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
 
     Args:
         model: Module in evaluation mode, or a mapping from names to models that share modules.
-        samples: Input tuples in order. For several models, (name, inputs) pairs, or sessions, which are lists of such pairs.
+        samples: Input tuples in call order. For several models, (name, inputs) pairs, or sessions, which are lists of such pairs.
         scheme: Scheme to optimize: ``int8``, ``a16w8`` or ``a8w4``.
 
     Returns:

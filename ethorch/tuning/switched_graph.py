@@ -50,7 +50,7 @@ class Switched:
 
     Attributes:
         owners: For each switch, the names of the enclosing modules, outermost first. If the observed operator is outside of
-            leaf modules, such as a ``torch.log`` in ``forward``, its name is appended.
+            leaf modules, e.g. ``torch.log`` in ``forward``, its name is appended.
         parts: Names of the leaf modules, and of operators outside of leaf modules, in execution order.
         operators: ATen name and source line of each operator in ``parts``.
     """

@@ -54,7 +54,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
     Returns:
         The selected model and its requested arena size in bytes: 0 for Vela's smallest schedule, None for ``first``. ``first`` is
-            selected if its arena has at most 16 KiB, or if no other arena saves at least 4 %.
+            selected if its arena has at most 16 KiB, or if no arena within the tolerance is at least 4 % smaller.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 

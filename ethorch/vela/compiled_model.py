@@ -39,13 +39,13 @@ class Performance:
     """Vela's performance estimate, in cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: Cycles spent on computation, and on weight and table transfers that do not overlap with it.
+        npu_cycles: Cycles of computation, and of weight and table transfers that do not overlap with computation.
         total_cycles: Sum of ``ScheduledOp.op_cycles`` over all operations.
         cascades, cascaded_ops: Number of cascades (groups of operations computed in stripes), and number of operations in cascades.
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
-        memories: Memory usage, keyed by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
+        memories: Memory usage, keyed by name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
     """
 
     npu_cycles: int
@@ -91,8 +91,8 @@ class ScheduledOp:
         operator: Vela's name for the operation.
         op_cycles: Maximum of ``npu_cycles`` and each memory's access cycles.
         access_cycles: Access cycles, keyed by memory name.
-        tosa_op: Index in the operator list of the TOSA block, or None if Vela inserted the operation.
-        command_offsets: Byte offset of the last NPU_OP of each stripe, relative to the first command word, in ascending order.
+        tosa_op: Index of the TOSA operator in its block, or None if Vela inserted the operation.
+        command_offsets: Byte offsets of the last NPU_OP of each stripe, relative to the first command word, in ascending order.
     """
 
     name: str
@@ -116,7 +116,7 @@ class CompiledModel:
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
         passes: Stream passes that changed the command stream (``ethorch.vela.optimize``).
-        before_passes: The model before the passes, stored until their result is verified. None if no pass changed the model.
+        before_passes: The model before the passes, stored until their result is verified. None if no pass changed it.
     """
 
     command_stream: bytes = field(repr=False)

@@ -46,7 +46,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     """Compile a TOSA 1.0 flatbuffer for the spec's NPU.
 
     Args:
-        timeout_seconds: Time limit for untrusted graphs, whose compilation may not terminate. If set, Vela runs in a child
+        timeout_seconds: Time limit for untrusted graphs, whose compilation might never terminate. If set, Vela runs in a child
             process, which takes 0.5 s to start.
 
     Raises:
@@ -98,7 +98,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
-    """Return the hardware part of Vela's configuration, like ``main`` in vela.py: architecture, section names and ini files.
+    """Return the hardware part of Vela's configuration: architecture, section names and ini files, as in ``main`` of vela.py.
 
     Vela assumes 8-byte NPU ports if the section name starts with ``Ethos_U55``, and 16-byte ports otherwise. Names without the
     prefix ``Ethos_U`` therefore get the NPU family as a prefix.

@@ -65,13 +65,13 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """Rewrite, compile and verify a lowered TOSA graph. The graph is modified in place.
 
-    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this probably saves cycles. If the arena exceeds its limit,
+    Inputs are read in NCHW layout (``lower.rewrite.planes``) if this probably saves cycles. If the arena exceeds ``spec.arena``,
     operators are split into bands of rows (``vela.bands``). Unless ``spec.verify`` is False, wrong results are corrected by
-    inserting copies (``vela.repair``).
+    omitting stream passes or inserting copies (``vela.repair``).
 
     Raises:
         VelaError: Vela rejected the graph.
-        VerificationError: The commands and the graph compute different results, and copies do not correct them.
+        VerificationError: The commands and the graph compute different results, even with copies.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)

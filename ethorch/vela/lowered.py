@@ -23,7 +23,7 @@ class Lowered:
         graph: TOSA graph after the rewrites.
         source: TOSA graph before the rewrites. It defines the expected results.
         tosa: Flatbuffer of ``graph``.
-        compiled: Output of Vela.
+        compiled: Vela's output after stream passes.
         repairs: Operators whose inputs or outputs are copied to avoid a Vela bug.
     """
 

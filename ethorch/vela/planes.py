@@ -34,7 +34,7 @@ class _Map:
 def with_planes(
     model: CompiledModel, planar: Graph, reference: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
 ) -> CompiledModel | None:
-    """Return a copy of ``model`` that reads inputs in NCHW layout, or None if its commands have an unexpected form.
+    """Return a copy of ``model`` that reads inputs in NCHW layout, or None if the commands have an unexpected form.
 
     Pooling operations that copy an input are replaced with DMA transfers.
 

@@ -42,13 +42,13 @@ class _Operand:
 
 
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate. If its results differ from its TOSA graph's results, omit stream passes or insert copies.
+    """Return the delegate. If its results differ from those of its TOSA graph, first omit stream passes or insert copies.
 
-    A delegate is not compared if it contains a loop, if its graph cannot be evaluated on random inputs, or if the simulator cannot
+    A delegate is not compared if it contains a loop, its graph cannot be evaluated on random inputs, or the simulator cannot
     load it.
 
     Raises:
-        VerificationError: The results differ, and copies do not correct them.
+        VerificationError: The results differ, even with copies.
     """
     inputs = random_inputs(lowered)
     if inputs is None:

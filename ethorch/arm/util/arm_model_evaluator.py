@@ -72,7 +72,7 @@ class ImageNetEvaluator(Evaluator):
 
     Args:
         eval_model: Classifier that returns scores [batch, classes].
-        batch_size: Number of images per call.
+        batch_size: Number of images per model call.
         validation_dataset_path: Folder of images, with one subfolder per class.
         eval_dtype: Dtype to which the images are converted. Default: no conversion.
         max_samples: Maximum number of images. Default: all images.

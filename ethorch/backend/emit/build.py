@@ -17,7 +17,7 @@ class Build:
 
     Attributes:
         pte: Contents of the ``.pte``.
-        partition: The operators on the NPU, and the operators on the CPU with reasons.
+        partition: The operators on the NPU, and the refused operators with their reasons.
         delegates: The delegates, in the order of the ``.pte``.
         spec: The compile spec, including paths of ini files.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.

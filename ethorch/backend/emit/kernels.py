@@ -58,7 +58,7 @@ def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any
 
     Args:
         kind: Schema type of the argument.
-        number_of: Function that returns the index of a node's value, or of a constant tensor for a scalar.
+        number_of: Function that returns the value index of a node or, for a scalar, of an equivalent constant tensor.
     """
     if isinstance(kind, torch.OptionalType):
         if value is None:

@@ -36,10 +36,10 @@ class Part:
 
     Attributes:
         rows: Node that computes the new integer values, which the delegate returns.
-        shape: Shape of the view of the buffer to which the rows are written.
+        shape: Shape of the buffer view to which the rows are written.
         dim: Axis along which rows are replaced.
         start: Constant flat index of the first replaced element of the buffer, or None if ``index`` is set.
-        index: Node with variable row indices, int32 or int64 [rows], or None if ``start`` is set.
+        index: Node that returns the row indices, int32 or int64 [rows], or None if ``start`` is set.
     """
 
     rows: Node
@@ -50,7 +50,7 @@ class Part:
 
 
 def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) -> tuple[Part, ...] | None:
-    """Return the partial writes that turn the buffer into ``written``, in order.
+    """Return, in execution order, the partial writes that turn the buffer into ``written``.
 
     A quantize node for each write is inserted into ``graph``, before the operator that replaces the rows.
 

@@ -68,7 +68,7 @@ class PartitionedGraph:
     Attributes:
         module: Graph of CPU operators and delegate calls.
         partitions: The partition of each call.
-        report: Operators in the partitions, and operators on the CPU with reasons.
+        report: Operators in the partitions, and refused operators with their reasons.
         buffers: Names of the mutable buffers.
     """
 

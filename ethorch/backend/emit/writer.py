@@ -41,10 +41,10 @@ _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT
 class Writer:
     """A builder of a program that calls the same kernels as a program from ExecuTorch's lowering.
 
-    Call ``add_graph`` before ``program``. It detects unsupported graphs, and requires no payloads.
+    Call ``add_graph``, which detects unsupported graphs and requires no payloads, before ``program``.
 
-    Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the file. A delegate writes its result directly into a
-    buffer if no later operator reads the old value.
+    Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the ``.pte``. A delegate writes its result directly into
+    a buffer if no later operator reads the old value.
 
     Attributes:
         calls: Partition number of each delegate call.

@@ -50,12 +50,12 @@ class Firmware:
     """A generated C project.
 
     Attributes:
-        files: Paths relative to ``folder``.
+        files: Paths of the files, relative to ``folder``.
         target: NPU of the program.
         board: Name of the board that determines the memory layout and runs the self-test.
         sizes: Bytes of ``arena``, ``fast`` (staging memory), ``tensors``, ``weights``, ``commands`` and ``constants``.
         operators: CPU operators with a C kernel in the project.
-        methods: Bytes of ``arena``, ``tensors``, ``weights`` and ``commands`` of each method, and NPU ``cycles`` (0 if unknown).
+        methods: For each method, bytes of ``arena``, ``tensors``, ``weights`` and ``commands``, and NPU ``cycles`` (0 if unknown).
             Memory that methods share is counted only once in ``sizes``.
     """
 
@@ -101,8 +101,8 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
-    If there are several methods, each has its own functions (``model_prefill_run``, ``model_decode_run``), and they share buffers,
-    constants and the arena.
+    Several methods have separate functions (``model_prefill_run``, ``model_decode_run``), and share buffers, constants and the
+    arena.
 
     Args:
         source: Program, or the path or contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
@@ -113,12 +113,12 @@ def firmware(
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
             twice, with a reset in between. Default: calibration samples or example inputs if available, otherwise random samples.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
-        repeats: Number of times that the self-test runs the samples. If greater than 1, the self-test prints only the
-            number of runs and the number with wrong outputs.
+        repeats: Number of self-test runs. If greater than 1, the self-test prints only the numbers of runs and of runs with
+            wrong outputs.
 
     Raises:
-        EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. A
-            name is invalid, the model does not fit the board, or the folder cannot be written.
+        EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch.
+            ``name`` or a method name is invalid, the model does not fit the board, or the folder cannot be written.
         SpecError: The board is unknown or does not support the NPU.
         HostError: The samples do not match the program's inputs.
     """
@@ -138,8 +138,8 @@ class SelectedSizes:
 
     Attributes:
         methods: Method name -> sizes of all input axes, smallest method first.
-        paddings: For each size, the 1-based index in ``Selection.paddings``, or 0 if the axis is not padded.
-        steps: Divisor of each size. Sizes with the same nonzero ``paddings`` entry must have equal quotients.
+        paddings: For each axis, its padding's 1-based index in ``Selection.paddings``, or 0 if it is not padded.
+        steps: Divisor of each axis's size. Axes with the same nonzero ``paddings`` entry must have equal quotients.
     """
 
     methods: dict[str, tuple[int, ...]]

@@ -50,11 +50,11 @@ class KernelCall:
 def kernel_call(
     method: Method, call: Call, place: Callable[[int], str], label: str, fail: str = "return -1;"
 ) -> KernelCall | Reason:
-    """Return the C call of an operator, or the reason why the operator cannot be called from C.
+    """Return the C call to an operator's kernel, or the reason why the operator cannot be called.
 
     Args:
         place: Function that returns the C address of a value, given its index.
-        label: Prefix of the constants' names, unique in the file.
+        label: Prefix, unique in the C file, of the constants' names.
         fail: C statement to run if the operator rejects its input.
     """
     body = KERNELS.get(call.operator)

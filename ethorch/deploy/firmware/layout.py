@@ -16,11 +16,11 @@ _TEXT_BYTES = 0x8000  # bytes reserved for code in a shared memory
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the firmware that requires memory.
+    """A firmware section that must be assigned to a memory.
 
     Attributes:
         name: Name of the input sections, e.g. ``.rodata.npu_weights``.
-        order: Kinds of memory that can contain the section, best first.
+        order: Memory kinds that can contain the section, best first.
         port: NPU port that must reach the memory, or empty if only the CPU accesses the section.
         loaded: Whether the ELF contains the section's bytes.
     """
@@ -96,7 +96,7 @@ def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
     Among memories of one kind, the memory with the most free bytes is tried first.
 
     Raises:
-        EthorchError: A section does not fit. The message lists sizes and memories.
+        EthorchError: A section does not fit. The message lists the suitable memories' free bytes.
     """
     text = board.memory_at(board.cpu.vector_table)
     assert text is not None  # guaranteed by the validation of the board description

@@ -27,8 +27,8 @@ class MethodsPlan:
 
     Attributes:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Maximum over all methods. See :class:`Plan`.
-        state_bytes: Bytes of shared state and of the private memory of methods with private state. 0 for a single method.
-        constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
+        state_bytes: Bytes of shared state, plus private memory of methods that have private state. 0 for a single method.
+        constants: Distinct constant tensors, concatenated, each aligned to 16 bytes.
         initial: Location and initial value of each buffer.
     """
 
@@ -64,8 +64,8 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods that share buffers.
 
     Raises:
-        EthorchError: A method cannot be planned, or methods assign different initial values to one location. A name is not a C
-            identifier, or two names differ only in case.
+        EthorchError: A method cannot be planned, or methods assign different initial values to one location. A method
+            name is not a C identifier, or two differ only in case.
         PayloadError, ProgramError: A delegate is malformed.
     """
     constants = Constants(program)

@@ -35,9 +35,9 @@ class Mlops:
         name: C prefix of the model. Default: ``model``.
         system_config, memory_mode: Section names in ``config_ini``.
         config_ini: Path of the Vela configuration file, or None for the default file.
-        vela_flags: Other Vela options.
+        vela_flags: Additional Vela options.
         clayer: Expected path of the AI layer.
-        processor: Core, e.g. ``Cortex-M55``.
+        processor: CPU core, e.g. ``Cortex-M55``.
     """
 
     name: str

@@ -50,10 +50,10 @@ class Options:
 
     Attributes:
         compiler: One of COMPILERS.
-        cpu: Target core: ``cortex-m33`` (whose code runs on all cores), ``cortex-m55`` or ``cortex-m85``.
+        cpu: Target core: ``cortex-m33`` (its code runs on all cores), ``cortex-m55`` or ``cortex-m85``.
         interrupt: Whether the firmware waits for the NPU's interrupt instead of polling.
         caches: Whether the firmware enables the core's caches.
-        defines: Additional macros, by name.
+        defines: Values of additional macros, by name.
     """
 
     compiler: str = "zig"
@@ -97,7 +97,7 @@ def build(
 
     Args:
         output: The ELF's path, relative to the project.
-        sources: Source files. Default: the files listed in project.json.
+        sources: Source files. Default: those listed in project.json.
 
     Raises:
         Failed: The compiler is not installed or reports an error.

@@ -114,7 +114,7 @@ class MethodSource:
     """The C source of a method.
 
     Attributes:
-        p: Prefix of functions and types. If there are several methods, it contains the method's name.
+        p: Prefix of functions and types, including the method's name if there are several methods.
         symbol_prefix: Prefix of static names in model.c. Empty for a single method.
         delegates: Number of command streams.
         has_codes: See :class:`Plan`.
@@ -184,7 +184,7 @@ def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[
     """Generate the C source of all planned methods.
 
     Args:
-        name: Prefix of the model.
+        name: Prefix of the model's symbols.
         facts_by_method: Method name -> quantization parameters of integer inputs and outputs, and source locations of CPU
             operators.
 

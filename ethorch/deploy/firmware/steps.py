@@ -108,7 +108,7 @@ class Bases:
     Attributes:
         private_offset: Offset in the CPU's buffer of planned memory 1, which the method does not share.
         shared: Locations of planned memories 2, 3, ..., which contain shared state.
-        reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
+        reads: Delegate number -> tensors that it accesses in place. See ``reads_in_place``.
     """
 
     private_offset: int

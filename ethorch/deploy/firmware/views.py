@@ -15,9 +15,9 @@ class View:
 
     Attributes:
         address: C constant expression for the tensor's address.
-        dtype: PyTorch's name for the dtype.
+        dtype: Name of the PyTorch dtype.
         shape, strides: Sizes and strides of the logical axes, in elements. Stride 0 repeats an element.
-        offset: Offset of the view's first element in the tensor, in elements.
+        offset: Offset of the view's first element from the tensor's start, in elements.
     """
 
     address: str

@@ -137,8 +137,8 @@ class Writer:
         Args:
             views: The output, followed by the inputs, which broadcast to it.
             order: Required order of the loops over axes, outermost first. Default: the output's memory order.
-            in_parts: Whether the function reads blocks of inputs before it writes their outputs. If so, rows that write one
-                element repeatedly are split.
+            in_parts: Whether the function reads several input elements before it writes their outputs. If so, a row that
+                repeatedly writes one element is split into single elements.
         """
         out, *inputs = views
         if not out.numel:

@@ -22,7 +22,7 @@ class DataCache:
 
     Args:
         hooks: Hooks that set the flags when the CPU loads or stores.
-        report: Callback for a fault, called with an id, a text, and the instruction's address (None for the current instruction).
+        report: Callback for a fault: ``report(id, text, pc)``. ``pc`` is None for the current instruction.
         switched_on: Callback invoked when the firmware enables the cache.
     """
 

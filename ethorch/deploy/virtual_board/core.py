@@ -51,7 +51,7 @@ class Core:
         interrupts: Number of NVIC lines.
         vector_table: Value of VTOR after a reset.
         instructions: Function that returns the number of executed instructions.
-        lines: Function that returns the raised external interrupt lines.
+        lines: Function that returns the numbers of the raised external interrupt lines.
         reset: Callback for a system reset that the firmware requests.
         on_change: Callback for register writes that can pend, enable or schedule an exception.
     """

@@ -34,10 +34,10 @@ class Firmware:
 
     Attributes:
         entry: Address of the first instruction, with the Thumb bit cleared.
-        segments: Loaded segments in address order.
+        segments: Loadable segments in address order.
 
     Raises:
-        ElfError: The file is not a 32-bit little-endian Arm ELF, or is damaged.
+        ElfError: The file is unreadable, damaged, or not a linked 32-bit little-endian Arm ELF.
         EmulatorError: The package pyelftools is not installed.
     """
 

@@ -25,14 +25,14 @@ _Self = TypeVar("_Self", bound="Engine")
 class Engine(ABC):
     """An emulation of a board that runs firmware once.
 
-    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``. A subclass
-    that simulates the NPU also implements ``pc`` and ``on_npu_start``, and can implement ``instructions``.
+    An engine is a context manager that releases the processes and files of the run. Subclasses implement ``execute``. Subclasses
+    that simulate the NPU also implement ``pc`` and ``on_npu_start``, and can implement ``instructions``.
 
     Attributes:
         name: Key in ``runner.ENGINES``.
         readable: Memory that can be read after the run, or None.
-        measured_cycles: NPU cycles printed by the firmware, or None if the engine does not measure cycles.
-        expected_cycles: Sum of the cycles passed by the caller, or None if the engine does not measure cycles.
+        measured_cycles: NPU cycles printed by the firmware, or None if not measured.
+        expected_cycles: Sum of ``settings.cycles`` if cycles are measured, or None.
 
     Raises:
         EmulatorError: The engine is not installed, or does not support the board or a setting.

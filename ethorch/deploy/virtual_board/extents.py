@@ -14,11 +14,11 @@ from ethorch.npu.staging import reaches
 
 @dataclass
 class Extent:
-    """The bytes of a region that a stream accesses.
+    """The bytes that a command stream accesses in one region.
 
     Attributes:
-        start, end: Offsets of the first byte and of the byte after the last byte.
-        last: Command that accesses the last byte.
+        start, end: Offset of the first accessed byte, and offset after the last.
+        last: First command that accesses the last byte.
         read, written: Merged and sorted (start, end) ranges.
     """
 

@@ -11,14 +11,14 @@ class Inference:
     """One run of the NPU.
 
     Attributes:
-        stream: SHA-256 of the command stream, used as the key in ``sources`` and ``cycles`` of ``run``.
-        stream_address, stream_bytes: Location of the stream.
-        started, ended: Number of CPU instructions at the start and end, or None if they are not counted.
+        stream: SHA-256 of the command stream: its key in the arguments ``sources`` and ``cycles`` of ``run``.
+        stream_address, stream_bytes: Address and size of the stream.
+        started, ended: Number of CPU instructions executed before the start and before the end, or None if not counted.
         cycles: Estimated NPU cycles.
         estimated_by: ``vela`` if Vela's cycles were passed, otherwise ``board`` (a lower bound from MACs and bandwidths).
         seconds: Simulation time, including decoding of the stream.
-        read_bytes, written_bytes: Region -> bytes.
-        memories: Region -> name of the memory.
+        read_bytes, written_bytes: Region -> accessed bytes.
+        memories: Region -> name of its memory on the board.
         operators: Tuples (name, cycles) in execution order.
     """
 

@@ -39,14 +39,14 @@ class Run:
     Attributes:
         board, npu, backend: Environment, e.g. ``corstone-300``, ``ethos-u55-128``, ``unicorn``.
         text: Text printed on the UART and by semihosting.
-        ended: One of ENDS.
-        exit_code: Exit code of semihosting or of the FVP, or None.
-        faults: Distinct faults, at most one of each id per location.
+        ended: Cause of the end: one of ENDS.
+        exit_code: Exit code passed to semihosting or returned by the FVP, or None.
+        faults: Faults, at most one for each id and location.
         instructions: Number of CPU instructions, or None if they are not counted.
         seconds: Duration on the host.
         notes: Limitations that affected the run, such as accesses to peripherals that the board file does not describe.
-        measured_cycles: NPU cycles that the firmware printed from the PMU, or None if not measured.
-        expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
+        measured_cycles: NPU cycles that the firmware read from the PMU and printed, or None.
+        expected_cycles: Sum of the caller's ``cycles``, to compare with ``measured_cycles``, or None.
     """
 
     board: str

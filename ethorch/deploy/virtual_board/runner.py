@@ -44,8 +44,8 @@ def run(
     """Run firmware on a board, and return the outcome.
 
     A run ends when the firmware sends 0x04 on the UART, exits through semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or requests a
-    reset. It also ends when the CPU faults or sleeps forever, or when a limit is reached. Firmware is not trusted: it cannot access
-    the host's files or memory.
+    reset. It also ends when the CPU faults or sleeps forever, or when a limit is reached. Firmware cannot access the host's files
+    or memory.
 
     Args:
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
@@ -56,7 +56,7 @@ def run(
         timeout: Maximum host time in seconds, including the simulation of the NPU.
         max_instructions: Maximum number of CPU instructions (unicorn only).
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
-        data: Address -> bytes to load before the run, such as a separately flashed model.
+        data: Address -> bytes stored there before the run, e.g. a separately flashed model.
         sources: Hexadecimal SHA-256 of a command stream -> Vela's schedule (``npu.Sources``), for cycles and operator names.
         cycles: SHA-256 of a command stream -> Vela's cycles. Default: the cycles in ``sources``, or estimates from the NPU's
             MACs and the board's bandwidths.
@@ -69,7 +69,7 @@ def run(
     Raises:
         SpecError: The board, NPU, backend or fault to inject is unknown, or a limit is not positive.
         BoardError: The board's file is invalid.
-        ElfError: The file is not firmware, or does not fit the board.
+        ElfError: ``elf`` is not firmware, or does not fit the board.
         EmulatorError: The backend is not installed or does not support this board.
     """
     described = load(board)

@@ -16,7 +16,7 @@ class Access:
     """A load or store of one or two registers.
 
     Attributes:
-        size: Bytes per register.
+        size: Accessed bytes per register.
         signed: Whether a loaded value is sign-extended.
         offset: Immediate offset, used if ``index`` is None.
         shift: Left shift of the index register.

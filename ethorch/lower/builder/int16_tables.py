@@ -1,7 +1,7 @@
 """Approximation of int16 functions by TABLEs.
 
 An int16 TABLE (TOSA 1.0) reads entry (value + 32768) >> 7 of 513 and interpolates with the low 7 bits. Finer TABLEs refine
-steep, curved or discontinuous sections. A finer TABLE has one entry per 64, 32, ... or 1 input values of a window, and is
+steep, curved or discontinuous sections. A finer TABLE covers a range of inputs with one entry per 64, 32, ... or 1 values, and is
 constant outside it. Entries minimize the interpolation error, unless the function must be exact.
 """
 
@@ -76,9 +76,9 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
 
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
-        far: Maximum error in output steps if ``exact`` is False.
-        exact: Whether every result must be within one output step of ``codes``, even at jumps. If this requires more than
-            ``MOST`` TABLEs, an empty list is returned.
+        far: Maximum error in output steps outside steep sections, if ``exact`` is False.
+        exact: Whether every result must be within one output step of ``codes``, even at discontinuities. If this requires
+            more than ``MOST`` TABLEs, an empty list is returned.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:

@@ -21,8 +21,8 @@ class LookupBuilder(OperandBuilder):
         """Apply to ``x`` the function with values ``real`` at ``x.qparams.table_inputs``. Quantize the result with ``out``.
 
         An int8 TABLE has 256 entries with index = value + 128. The INT32 result of an int16 TABLE has 7 additional fractional
-        bits, which a RESCALE rounds off. Finer TABLEs are added if one is too coarse, or to represent jumps if ``exact`` is True.
-        See ``ethorch.lower.builder.int16_tables``.
+        bits, which a RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if ``exact`` is True and
+        there are discontinuities. See ``ethorch.lower.builder.int16_tables``.
 
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
         the TABLEs' results have 1/128 of the output scale, and their sum is rounded.
@@ -47,7 +47,7 @@ class LookupBuilder(OperandBuilder):
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
-        """Return True if TABLEs can represent ``real``, including its jumps, for an int16 input."""
+        """Return True if TABLEs can represent ``real``, including its discontinuities, for an int16 input."""
         fine = in_16_bits(out)
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
@@ -74,7 +74,7 @@ class LookupBuilder(OperandBuilder):
         return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
 
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
-        """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
+        """Interpolate 513 entries at INT16 values and return INT32 with 7 fractional bits.
 
         If the target lacks EXT-INT16, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry. Each
         half of the entries has separate TABLEs.

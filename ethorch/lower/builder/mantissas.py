@@ -1,6 +1,6 @@
 """Roots, reciprocals and logarithms of INT32 values.
 
-The NPU has no floating-point operations, but it counts leading zeros. A value v is split into m / base**h, where m is at least
+The NPU lacks floating-point operations but counts leading zeros. A value v is split into m / base**h, where m is at least
 2**31 / base and below 2**31. Because m varies little, a single TABLE (TOSA 1.0: 513 entries for INT16) approximates a function
 of m with a relative error below 2**-18. In the result, base**h becomes a shift, a factor or a term.
 """
@@ -57,9 +57,9 @@ class Mantissas:
         return b.rescale(b.emit("LOGICAL_LEFT_SHIFT", one, self.exponent), 1.0, dtype="INT16")
 
     def look_up(self, b: Builder, function: Function) -> Value:
-        """Return INT16 function(m / 2**31) * 32767 for results in 0..1, and 0 for v = 0.
+        """Return INT16 function(m / 2**31) * 32767 for function values in 0..1, and 0 for v = 0.
 
-        Do not widen the result with a separate RESCALE by 1. With this RESCALE, the TABLE returns INT32, which requires three
+        Do not widen the result with a separate RESCALE by 1, because the TABLE would then return INT32, which requires three
         operations on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
@@ -68,7 +68,7 @@ class Mantissas:
     def look_up_precisely(self, b: Builder, function: Function, bits: int) -> Value:
         """Return INT32 function(m / 2**31) * 2**bits for a monotonic function. For v = 0, m is 2**31 / base.
 
-        Entries are relative to the middle of their range, and are thus more precise. Their unit is a power of 2, which saves an
+        Entries are relative to the middle of their range, for more precision. Their unit is a power of 2, which saves an
         operation on U55.
         """
         real = function(self._entries)

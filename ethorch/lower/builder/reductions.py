@@ -141,12 +141,12 @@ def tabulate(
 ) -> Value:
     """Return round(function(v) / unit) for INT32 ``v``, with ``v`` clamped approximately to the first and last of ``bounds``.
 
-    Each section between two bounds is a TABLE with 511 linear intervals. The section from a to b returns
-    f(min(max(v, a), b)) - f(b), and the last section returns f. Bounds are moved slightly so that a and b are entries.
+    Each section between adjacent bounds has a TABLE with 511 linear intervals. The TABLE from a to b returns
+    f(min(max(v, a), b)) - f(b), and the last TABLE returns f. Bounds are moved slightly so that a and b have entries.
 
     Args:
         function: Function that is monotonic between the bounds.
-        from_middle: Whether the entries of the last section are relative to the middle of its range, for more precise results.
+        from_middle: Whether the entries of the last TABLE are relative to the middle of their range, for more precision.
     """
     total: Value | None = None
     offset = 0.0
@@ -297,9 +297,9 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
 def sum_of_products(
     b: Builder, x: Value, y: Value, axes: Sequence[int], largest: float, mean: float | None = None
 ) -> tuple[Value, float]:
-    """Return the INT32 sum of non-negative products, and the value of its unit.
+    """Return the INT32 sum over ``axes`` of non-negative products x * y, and the value of its unit.
 
-    A short row is summed in one step, with scaled products. A long row is summed in several steps and scaled only if needed, to
+    A short row is summed in one step, after scaling. A long row is summed in several steps and scaled only if needed, to
     retain small products.
 
     Args:

@@ -41,7 +41,7 @@ class ScalingBuilder(MovementBuilder):
         if ``dtype`` is a float dtype.
 
         Raises:
-            Unsupported: A scale is not positive, not finite or too large for RESCALE (reason ``requantize.scale``).
+            Unsupported: A scale is not positive and finite, or is too large for RESCALE (reason ``requantize.scale``).
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:

@@ -46,8 +46,8 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and to the same rank.
 
-    Comparisons are exact for equal scales, a constant operand, or two integer operands. Otherwise, the unit is 2**19 (int8) or
-    2**14 (int16) times finer than the coarser scale.
+    Comparisons are exact if the scales are equal, an operand is constant, or both are integers. Otherwise, the unit is 2**19
+    (int8) or 2**14 (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -103,8 +103,8 @@ def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
     """Return an INT8 value with the sign of x - y, for INT32 operands.
 
     Args:
-        below: Exclusive bound of |x - y|. If it exceeds 2**29, the difference is clamped to -1..1 before the RESCALE. If it exceeds
-            2**31, one operand is clamped to within 1 of the other operand.
+        below: Exclusive upper bound of |x - y|. If it exceeds 2**29, the difference is clamped to -1..1 before the RESCALE. If it
+            exceeds 2**31, one operand is clamped to within 1 of the other operand.
     """
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)

@@ -13,7 +13,7 @@ from ethorch.tosa.ir import Value
 class Window:
     """The input elements that each output element reads.
 
-    Along an axis, output element i reads the input elements i * stride - before + k * dilation for k < kernel. ``before`` and
+    Along an axis, output element i reads input elements i * stride - before + k * dilation for k < kernel. ``before`` and
     ``after`` count the padding at the start and end. A negative ``after`` counts elements at the end that no window reads. Each
     attribute has one entry per axis.
     """

@@ -28,8 +28,8 @@ class AtenBuilder:
     Args:
         model: Graph module in which constants are registered.
         node: Node of the composite operator, with a fake tensor in its metadata. New nodes inherit its source location.
-        limits: Limits of the target for each TOSA operator. Default: the limits of TOSA.
-        calibrated: Whether the new nodes are calibrated later, which requires finite values.
+        limits: Limits of the target for each TOSA operator. Default: TOSA's limits.
+        calibrated: Whether the new nodes are calibrated later and must have finite values.
     """
 
     def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True):

@@ -25,11 +25,11 @@ class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
     A data-dependent result, e.g. of ``mask.nonzero()``, becomes a constant of the trace if the operands are constant. A constant
-    becomes unknown when overwritten with an unknown value.
+    that is overwritten with an unknown value becomes unknown.
 
     Args:
         module: The traced module.
-        skip: Names of the buffers that are not constant.
+        skip: Names of buffers to treat as unknown.
     """
 
     def __init__(self, module: nn.Module, skip: Collection[str] = ()):

@@ -94,7 +94,7 @@ def export_module(
 
     Raises:
         QuantizationError: The sequence of a recurrent layer is too long (reason ``recurrent.steps``).
-        UserCodeError: The module does not run or cannot be exported. The message contains the user's source line.
+        UserCodeError: The module cannot be run or exported. The message contains the user's source line.
     """
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):

@@ -13,10 +13,10 @@ Shape = Sequence[int]
 
 
 def macs_of_graph(module: GraphModule) -> int:
-    """Count the multiply-accumulates of the convolutions, linear layers and matrix products in one call of an exported graph.
+    """Count the multiply-accumulates of convolutions, linear layers and matrix products in one call of an exported graph.
 
-    Both branches of a condition and one iteration of a loop are counted. Without ``meta["val"]``, a node
-    has the shape of its first input or, for get_attr, of its tensor.
+    Both branches of a condition and one iteration of a loop are counted. If ``meta["val"]`` is
+    missing, the shape of the node's first input or, for get_attr, of its attribute is used.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")

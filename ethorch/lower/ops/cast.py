@@ -82,10 +82,10 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """Return x in another dtype.
 
-    - Quantized values become integers by rounding towards 0, using a TABLE for int8 and arithmetic for int16.
-    - Integers and truth values become quantized values by a RESCALE, which rounds.
+    - Quantized values are rounded towards 0 to integers, with a TABLE for int8 and arithmetic for int16.
+    - Integers and Booleans are quantized by a RESCALE, which rounds.
     - Integers cast to a narrower dtype keep their low bits, as in PyTorch.
-    - Nonzero elements become true and zeros false.
+    - In a cast to bool, nonzero elements become True.
 
     TOSA CAST, RESCALE.
     """

@@ -148,7 +148,8 @@ def convolution(
 ) -> QTensor:
     """Compute out[n,o,i,j] = bias[o] + sum over c, k, l of x[n,c,i+k,j+l] * w[o,c,k,l]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    The formula assumes stride 1 and dilation 1. The result is computed exactly in int32 (int48 for int16) and rounded once.
+    The formula omits stride, padding, dilation and groups. The result is computed exactly in int32 (int48 for int16) and rounded
+    once.
 
     TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """

@@ -19,11 +19,11 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     """Convolve x[N,C,H,W] with weights [O,C/G,KH,KW].
 
     - If, along some axis, all windows read only padding, the result is the bias.
-    - A stride above 3 with one group and no dilation uses space-to-depth.
-    - A stride above 3 with one group per output channel is reduced to one of its divisors, and excess output elements are
+    - A convolution with a stride above 3, one group and no dilation uses space-to-depth.
+    - For one group per output channel, a stride above 3 is replaced with one of its divisors, and excess output elements are
       discarded.
     - For several groups with one input channel each, a DEPTHWISE_CONV2D is used.
-    - Other convolutions use a CONV2D for each group, and a CONCAT, which Vela eliminates.
+    - Other convolutions use a CONV2D per group, and a CONCAT, which Vela eliminates.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)

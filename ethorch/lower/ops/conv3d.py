@@ -19,12 +19,12 @@ MOST_CHANNELS = 65536
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,D,H,W] with weights [O,C/G,KD,KH,KW].
 
-    - With one group and no dilation along the depth, one CONV2D per result plane reads planes of x as channels. Weights for
+    - With one group and no dilation along the depth, one CONV2D per output plane reads input planes as channels. Weights for
       padding planes are omitted, unless padding the feature map is cheaper.
     - For int8 with one input and one output channel per group, each kernel plane uses a DEPTHWISE_CONV2D, and the results are
       added in INT32. (TOSA 1.0 cannot add INT48.)
-    - Otherwise, e.g. for more than ``MOST_CHANNELS`` channels, the KD input planes of each result plane become the channels of a
-      CONV2D.
+    - Otherwise, e.g. for more than ``MOST_CHANNELS`` channels, the KD input planes that an output plane reads become the
+      channels of a CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):

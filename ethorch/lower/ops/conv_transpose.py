@@ -24,8 +24,8 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
     The formula shows one axis, without padding and dilation.
 
-    The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 and s*s times
-    as many output channels computes all phases. The phases are then interleaved.
+    The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 and s*s*O
+    output channels computes all phases. The phases are then interleaved.
 
     - For several groups with one input and one output channel each, a DEPTHWISE_CONV2D computes the phases.
     - For one group and stride (2, 2), a TRANSPOSE_CONV2D is used if it is faster on the target.
@@ -54,8 +54,8 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Compute a transposed convolution with weights [C,O/G,KD,KH,KW], using ``conv_transpose`` over height and width.
 
-    For depth stride s and a fixed r, all result planes s*q + r use the same depth taps. One convolution for each r reads input
-    planes as channels.
+    For depth stride s and a fixed r, all result planes s*q + r use the same depth taps. One ``conv_transpose`` for each r reads
+    input planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)

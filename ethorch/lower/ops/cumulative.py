@@ -57,7 +57,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """Return x[0] + ... + x[i] for each i along ``dim``, computed exactly with a triangular matrix and rounded once. TOSA CONV2D.
 
-    More than 2,048 int8 values are summed in sections of 256. More than 2,048 int16 values are refused.
+    Axes of more than 2,048 elements are summed in sections of 256 for int8, and refused for int16.
     """
     dim %= x.rank
     extent = x.shape[dim]

@@ -214,7 +214,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     """Sample x[n,c] at each position grid[n,i,j] in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
     Coordinates have up to 11 fractional bits for int8, 14 for int16, and 20 in nearest mode. The result is rounded once, or twice
-    for int16. A constant grid equal for all n becomes a linear layer if it needs at most 2**24 weights.
+    for int16. A constant grid that is equal for all n becomes a linear layer with at most 2**24 weights.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:

@@ -97,7 +97,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
     """Return x[n] @ y[n] for each n: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], computed in int32 and rounded once. TOSA MATMUL.
 
-    For int16, the product is exact in int48. If MATMUL supports only int8, products of the high and low bytes are added instead.
+    For int16, the product is exact in int48. If MATMUL supports only int8, matrix products of high and low bytes are added.
     """
     return _multiply(b, x, y, 1.0, out.qparams)
 

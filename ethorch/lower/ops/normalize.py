@@ -379,7 +379,7 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over each channel of the batch, using layer and batch norms.
+    """Compute (x - mean) / sqrt(var + eps) * weight + bias for each channel of the batch, with layer and batch norms.
 
     The operator's other outputs, the mean and the reciprocal standard deviation, are not computed. In an edge program, an
     instance norm becomes this operator.

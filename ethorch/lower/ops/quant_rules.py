@@ -36,14 +36,14 @@ class QuantRule:
         only_first: Whether only the first tensor is quantized. Other tensors are constants or indices.
         output: Source of the output's quantization parameters: ``own`` (observed), ``same`` (first input), ``fixed``
             (``fixed_range``) or ``none``.
-        keeps_codes: Whether each result element is zero or an input element. If so, the output shares the input's parameters,
-            unless QAT is used, the operator is absorbed, or a concatenation reads the output.
-        layer: Arguments and channels of a convolution or linear layer, or None for other operators.
-        joins: Whether the output concatenates the inputs. If so, an input that no other operator reads has the output's parameters.
+        keeps_codes: Whether each result element is zero or equals an input element. If so, the output shares the input's
+            parameters, unless QAT is used, the operator is absorbed, or a concatenation reads the output.
+        layer: Arguments and channels of a convolution or linear layer, or None.
+        joins: Whether the output concatenates the inputs. If so, an input without other readers gets the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
-        domain: Range (minimum, maximum) on which the operator is defined, for the first input.
+        domain: Range (minimum, maximum) of the first input on which the operator is defined.
         factors: Positions of the two operands of a matrix product, or None.
     """
 

@@ -215,7 +215,7 @@ def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales:
     """Resize x[..., H, W] bilinearly to ``size``, using the first method that applies.
 
     - A single row or column is repeated, because Vela does not support a RESIZE of it.
-    - Scales that TOSA and the target support use a RESIZE.
+    - Resize scales that TOSA and the target support use a RESIZE.
     - Integer factors without ``align`` use averages of repeated elements.
     - Other factors use a matrix product along each dim.
     """

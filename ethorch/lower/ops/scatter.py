@@ -140,8 +140,8 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     """Decompose an index_put into simpler operators.
 
     - A call with an empty index returns x.
-    - A call with ``accumulate`` becomes a sum.
-    - A masked write of one value becomes a where.
+    - For a call with ``accumulate``, see ``accumulate_at_indices``.
+    - A masked write of one value becomes a ``where``.
     - Other calls become an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Writing
       several rows at computed indices requires SCATTER.
     """
@@ -224,11 +224,11 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     ],
 )
 def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: Result) -> QTensor:
-    """Return x with values at x[indices]. The lowering requires a single index.
+    """Return x with ``values`` written to x[indices]. The lowering requires a single index.
 
     - A constant index uses slices and a CONCAT.
-    - A single row at a computed index, e.g. of a cache, is lowered like ``where``, because Vela estimates a memory burst
-      per element of a SCATTER.
+    - A single row, e.g. of a cache, at a computed index is lowered like ``where``, because Vela estimates one memory burst
+      for each element of a SCATTER.
     - Several rows at computed indices use SCATTER. The indices must be distinct.
     - For accumulated values, see ``accumulate_at_indices``.
     """

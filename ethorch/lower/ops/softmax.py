@@ -122,8 +122,8 @@ def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """Return exp(x - max) / sum over ``dim`` of exp(x - max).
 
-    Exponentials have 15 bits. Reciprocals of sums have 15 bits for int8, and 16 for int16. The error bound for int16 is larger
-    because the result has 16 bits.
+    Exponentials have 15 bits. Reciprocals of sums have 15 (int8) or 16 (int16). The int16 result has more bits than the
+    exponentials, so its error bound is larger.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"

@@ -3,9 +3,9 @@
 Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
 
 - Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
-- Inputs and outputs are quantized tensors, plain integers or truth values. The result has the shape ``out.shape`` and the
+- Inputs and outputs are quantized tensors, plain integers or Booleans. The result has the shape ``out.shape`` and the
   quantization parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
-- If ``out.q`` is None, the result is plain integers or truth values of ``out.dtype``. ``Walk`` wraps INT32 to INT8 or INT16. A
+- If ``out.q`` is None, the result is plain integers or Booleans of ``out.dtype``. ``Walk`` wraps INT32 results to ``out.dtype``. A
   lowering that requires quantization parameters reads ``out.qparams``, which raises Unsupported if they are missing.
 - A lowering changes only ``b``. ``Walk`` records origins and checks shapes and quantization parameters.
 - A lowering raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
@@ -15,8 +15,8 @@ None. The result, a FloatTensor or QTensor of any float dtype, is then cast to `
 also lowers floats.
 
 ``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
-``python -m tests.helpers.ladder NAME [--int16]`` prints them. A single rounding requires a bound of 1, because PyTorch can round a
-half in the other direction. Several rounding steps, interpolation and jumps require larger bounds.
+``python -m tests.helpers.ladder NAME [--int16]`` prints these differences. A single rounding requires a bound of 1, because PyTorch
+can round a half in the other direction. Several rounding steps, interpolation and discontinuities require larger bounds.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class OpSpec:
         decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``, which inserts other operators with the
             AtenBuilder ``s`` before annotation, to calibrate intermediate results. Returning None leaves the operator unchanged.
         decomposes_integers: Whether ``decompose`` is also called for integer results.
-        adapters: For each other ATen name, a function that converts the arguments to canonical arguments.
+        adapters: For each non-canonical ATen name, a function that converts the arguments to canonical arguments.
         absorbs: Whether the preceding operator can absorb this operator, e.g. a clamp, at no cost. See ``QuantRule.fusable``.
         pointwise: Whether each output element depends on one element of each input. A chain of such operators on one quantized
             tensor becomes one TABLE.
         moves: Whether the result contains each input element exactly once.
-        homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if this
-            never holds.
-        steps: Whether the function has jumps, across which an int16 table must not interpolate.
-        truths: Whether operands are interpreted as truth values.
+        homogeneous: Number of trailing axes along which a factor s > 0 must be constant so that f(s x) = s f(x), or None if
+            this never holds.
+        steps: Whether the function has discontinuities, across which an int16 table must not interpolate.
+        truths: Whether operands are interpreted as Booleans.
         int32: Whether the lowering supports int32 activations.
-        needs: TOSA operator that a computed index requires, or an empty string.
-        samples: Calls for tests and documentation.
+        needs: TOSA operator required if an index is computed, or an empty string.
+        samples: Example calls for tests and documentation.
         bound, bound16: Error bounds in int8 and int16 (see this module), in steps of the output.
     """
 
@@ -260,13 +260,13 @@ def table_op(
 ) -> OpSpec:
     """Register an operator on one tensor as a lookup table, which is computed by running the operator.
 
-    See OpSpec for other arguments.
+    See OpSpec for further arguments.
 
     Args:
         floats: TOSA operator for floats, or a function of a FloatTensor and the remaining arguments.
-        lower: Lowering of int16 inputs, if the function has jumps or a few operators compute it exactly.
+        lower: Lowering of int16 inputs, if the function has discontinuities or a few operators compute it exactly.
         low, high: Range of the sample inputs.
-        calls: Arguments or keywords after the tensor, one entry for each sample.
+        calls: Positional or keyword arguments after the tensor, one entry per sample.
         decompose: Decomposition for integers. It must return None for floats.
     """
     caller = inspect.currentframe()

@@ -1,7 +1,7 @@
 """Elementwise functions of one tensor. A chain of such functions with constants becomes one TABLE.
 
-- For int8, it has 256 entries, computed by running the functions.
-- For int16, it has 513 interpolated entries. For a steep or jumping function, several TABLEs are summed.
+- For int8, the TABLE has 256 entries, computed by running the functions.
+- For int16, the TABLE interpolates 513 entries. For a steep or discontinuous function, several TABLEs are summed.
 
 If a function is undefined for a value, e.g. the log of a negative number, the table repeats the nearest valid entry. Infinities
 saturate.

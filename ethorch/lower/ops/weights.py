@@ -32,7 +32,7 @@ class Filters:
         codes: Integer (int8) or float weights. Each method documents the order of axes that it expects.
         zero_point: Zero point of the weights.
         bias: Real values, one for each output channel.
-        scales: Real value of an accumulator unit for each output channel.
+        scales: Scales of the accumulators, one for each output channel.
         input: Quantization parameters of the input.
     """
 
@@ -85,8 +85,8 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve an NHWC value with weights [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        For Ethos-U, the channels are first repeated if M > 1 (``Tuning.repeats_channels``). For a 1x1 convolution, a batch of more
-        than ``MOST_MAPS`` feature maps is first reshaped to one row.
+        For Ethos-U, the input channels are first repeated if M > 1 (``Tuning.repeats_channels``). For a 1x1 convolution, a batch of
+        more than ``MOST_MAPS`` feature maps is first reshaped to one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):

@@ -18,12 +18,12 @@ _LARGEST_EXTENT = 65536
 
 
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
-    """Fold pools with a stride above 3 and at least ``fewest_results`` output elements per channel.
+    """Reduce strides above 3 of pools with at least ``fewest_results`` output elements per channel.
 
-    Maxima of disjoint windows, and averages of disjoint windows along one axis, are always folded. Strides are reduced as follows:
+    Maxima of disjoint windows, and averages of disjoint windows along one axis, do not require this minimum. Methods:
 
     - A RESHAPE splits an axis into disjoint windows.
-    - Averages of disjoint 2-D windows also require a TRANSPOSE of the windows' rows.
+    - For averages of disjoint 2-D windows, a TRANSPOSE makes the rows of each window adjacent.
     - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
     """
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):

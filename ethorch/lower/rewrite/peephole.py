@@ -161,9 +161,9 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
+    """Swap the INT8 TABLE of a convolution with few channels and the TRANSPOSEs that read the TABLE, so that Vela fuses it.
 
-    Cases in which Vela 5.2 loses the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
+    Cases in which Vela 5.2 drops the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
     cancel each other.
     """
     for op in r.select("TABLE"):

@@ -35,7 +35,7 @@ class Planes:
         name: Name of the result of the replaced TRANSPOSE.
         input: Index of the graph input.
         results: Names of the results of the new operators.
-        count: Number of planes C.
+        count: Number C of planes.
         rows, columns: Number of rows and columns of bricks.
     """
 
@@ -112,9 +112,9 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Convert inputs of up to ``most`` planes with convolutions. Return the new graph and the converted inputs.
+    """Convert NCHW inputs of up to ``most`` planes by convolutions. Return the new graph and the converted inputs.
 
-    Return ``(graph, ())`` if no input can be converted. In brick format, C planes are a feature map with C * 16 channels, because
+    Return ``(graph, ())`` if no input can be converted. In brick format, C planes form a feature map with 16C channels, because
     16 adjacent columns of a plane act as channels. A 1x1 convolution permutes these channels to NHWC.
     """
     r = Rewriter(graph.copy())

@@ -18,7 +18,7 @@ def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int,
     A RESCALE with an axis too long for the NPU is not replaced. Vela converts it to a pool, which has no such limit.
 
     Args:
-        smallest: Minimum number of elements. Default: replace nothing.
+        smallest: Minimum number of elements, or None to replace nothing.
         channels: Minimum and maximum number of channels. Default: any.
     """
     if smallest is None:

@@ -40,9 +40,9 @@ class Rewriter:
     """An editor of ``graph``. The list ``graph.ops`` changes only in ``finish``.
 
     Args:
-        graph: Graph or region, without nested regions.
+        graph: Graph or region, excluding nested regions.
         names: Names used in the whole graph. Default: the names of ``graph``.
-        is_region: Whether the graph belongs to a COND_IF or WHILE_LOOP.
+        is_region: Whether ``graph`` is a region of a COND_IF or WHILE_LOOP.
     """
 
     def __init__(self, graph: Graph, names: Names | None = None, *, is_region: bool = False):

@@ -29,17 +29,17 @@ class VelaBug:
     """A pattern of operators that Vela refuses or compiles incorrectly.
 
     Attributes:
-        id: Stable identifier. Code that avoids the bug elsewhere refers to it.
+        id: Stable identifier, also used by code elsewhere that avoids the bug.
         wrong: Description of the bug.
-        instead: Rewrite of each matching operator, or a description if other code avoids the bug.
+        instead: Rewrite of each matching operator, or a description of the other code that avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.
-        reads: Same as ``of``, ignoring RESHAPEs in between.
+        reads: Same as ``of``, allowing RESHAPEs in between.
         placement: Whether a CONCAT or PAD must read the result: ``anyhow`` (reshaped or not), ``reshaped``, or empty (not needed).
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided although no test graph reproduces it.
-        small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
+        small_shram: Whether the bug affects only NPUs with 16 KB of SHRAM.
         versions: Vela versions that have the bug.
     """
 

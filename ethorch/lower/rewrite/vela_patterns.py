@@ -169,10 +169,10 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
 
 
 def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes axes of extent 1 that a RESHAPE removed.
+    """Return True if Vela refuses a TRANSPOSE of three axes because Vela also transposes axes of extent 1 that a RESHAPE removed.
 
-    Vela refuses INT32 if a moved axis is longer than 16,384. If the RESHAPE removed the last axis, Vela refuses all dtypes if the
-    extent of a moved axis times that of the unmoved axis exceeds 65,536.
+    Vela refuses INT32 if a moved axis is longer than 16,384. Vela refuses all dtypes if the RESHAPE removed the last axis, and the
+    product of the extents of a moved axis and the unmoved axis exceeds 65,536.
     """
     # Determined by experiments.
     value, perms = op.operands[0], op.attrs["perms"]
@@ -327,8 +327,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela fuses RESCALEs to INT32 with ``op`` on U55 and U65.
 
-    Vela fuses scales of 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales below
-    2**15. In this case, it also fuses unequal scales if the larger is 2**19 (from INT8) or 2**14 (from INT16).
+    Vela fuses RESCALEs by 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales
+    below 2**15. It fuses unequal scales if the larger is 2**19 (INT8 inputs) or 2**14 (INT16 inputs).
     """
     # Determined by experiments.
     if not takes_rescales(r, op):

@@ -35,8 +35,8 @@ def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], c
 
     Args:
         port_bytes: Width of an AXI port.
-        memories: Values of a ``System_Config`` section, by memory and key. Missing keys have the defaults of regor.cpp.
-        constants, arena, staging: Name of the memory that contains each of these regions.
+        memories: Values of a ``System_Config`` section by memory name, then key. Missing keys have the defaults of regor.cpp.
+        constants, arena, staging: Names of the memories that contain these regions.
     """
 
     def rate(name: str) -> MemoryRate:

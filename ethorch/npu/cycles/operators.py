@@ -40,9 +40,9 @@ class Operator:
     """The kernels that Vela estimates as one operator, or a transfer of feature maps.
 
     Attributes:
-        works: Chain of kernels, with the total size of all slices and stripes.
+        works: Chain of kernels, each with the total size of its slices or stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Source region of the scales' transfer, if weights are also transferred for this operator.
+        home: Region from which scales are transferred, if weights are also transferred for this operator.
         is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
             if weights are transferred before the stream's first kernel, e.g. by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.

@@ -20,10 +20,10 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 
 @operation("NPU_OP_RESIZE", U85)
 def resize(op: Operation) -> Prepared:
-    """Prepare the operation OFM = output stage of (resized IFM << 16).
+    """Prepare the operation OFM = output_stage(resized IFM << 16).
 
-    Row i of the OFM corresponds to the fractional IFM row (i*RESIZE_Y + RESIZE_Y_OFFSET) / RESIZE_Y_SCALE_N. BILINEAR multiplies
-    the two nearest rows by integers whose sum is RESIZE_Y_SCALE_N. The other modes select one row. The same holds for columns.
+    Row i of the OFM corresponds to the fractional IFM row (i*RESIZE_Y + RESIZE_Y_OFFSET) / RESIZE_Y_SCALE_N. BILINEAR adds the
+    two nearest rows, weighted by integers whose sum is RESIZE_Y_SCALE_N. Other modes select one row. The same holds for columns.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape

@@ -36,13 +36,13 @@ class Read:
 
 
 class CopyGraph:
-    """The copies of a stream with disjoint segments.
+    """The copy operations of a stream with disjoint segments.
 
     Attributes:
         copies: Copies that may still be removed, by position.
-        reads: Accesses that read bytes written by an operation, by the position of that operation.
-        writers: Operations that wrote the bytes that an operation reads, by the position of the reader.
-        places: Addresses of maps whose lifetimes have been extended.
+        reads: For each operation's position, the accesses that read bytes written by that operation.
+        writers: For each operation's position, the positions of the operations that wrote its input bytes.
+        places: Address ranges of feature maps whose lifetimes have been extended.
         comparisons: Number of addresses that may still be compared.
     """
 
@@ -97,11 +97,11 @@ class CopyGraph:
     ) -> Iterator[tuple[int, FeatureMap, Ints]]:
         """Yield the sources of ``fm``, a part of the target of the copy at ``position``.
 
-        The first source is the copy's own, the next is that of the copy that wrote the first, and so on. Iteration ends before a
-        source that is overwritten before position ``stop``, or read by a copy in ``changed``.
+        The first source is that of the copy itself. Each further source is that of the copy that wrote the previous one.
+        Iteration ends before a source that is overwritten before position ``stop``, or read by a copy in ``changed``.
 
         Yields:
-            The position of the copy, its source, and the addresses of the elements of ``fm`` in the source.
+            The position of each copy, its source, and the source address of each element of ``fm``.
         """
         addresses = fm.addresses()
         for _ in range(_MOST_LEVELS):

@@ -40,9 +40,9 @@ def find_lifetimes(
     """Return the segments of a stream with their lifetimes.
 
     Args:
-        sizes: Bytes of each region to allocate.
+        sizes: Size of each region to allocate, in bytes.
         divide: Whether the lifetimes of a value's parts can end at different times.
-        operators: Positions of each operator's kernels. The distances between their feature maps are preserved.
+        operators: Positions of each operator's kernels. Address differences between these kernels' feature maps are preserved.
         spaces: Disjoint address ranges of the segments, if known.
     """
     return _Tracker(ops, sizes, divide, spaces).track(inputs, outputs, operators)

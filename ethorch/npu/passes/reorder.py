@@ -56,7 +56,7 @@ class _Way:
 def find_windows(
     ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, work: int
 ) -> list[Window]:
-    """Return disjoint windows, in stream order, whose parts reduce peak memory.
+    """Return disjoint windows, in stream order, whose division reduces peak memory.
 
     Args:
         ops: Operations of a stream with disjoint segments.

@@ -41,13 +41,13 @@ class Placement:
 
 
 class Schedule:
-    """The order of transfers among operators.
+    """The positions of weight transfers in the sequence of operators.
 
     Attributes:
-        staged: For each unit of ``weights`` in the constants, a variant of its operator that transfers the unit first.
-        placements: Each ``Placement``, keyed by its index into ``weights``.
+        staged: For each unit of ``weights`` that kernels read from constants, an operator variant that transfers it first.
+        placements: ``Placement`` objects, keyed by index into ``weights``.
         cycles: Total cycles without and with contention between transfers and kernels.
-        exposed: Cycles that earlier transfers may save in each operator.
+        exposed: Cycles of each operator that earlier transfers can save.
     """
 
     def __init__(

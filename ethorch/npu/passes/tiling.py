@@ -73,7 +73,7 @@ class Tiler:
         return self._accesses[op.key]
 
     def tile(self, first: int, seed: int, axis: int, cut: Cut, last: int) -> tuple[int, list[list[Op]]] | None:
-        """Divide each of the units ``seed`` to ``last`` into parts, as far as dependencies permit.
+        """Divide the units with indices ``seed`` to ``last`` into parts, as far as dependencies permit.
 
         A unit is an operation or a chain. Units ``first`` to ``seed`` - 1 run in the first part that needs their results.
 

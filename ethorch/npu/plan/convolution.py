@@ -34,8 +34,8 @@ class Weights:
 
     Attributes:
         kind: Value of the C++ field ``Conv.element`` or ``Depthwise.sum``.
-        flip: Mask that is XORed with the bytes of the IFM.
-        correction: Error of each channel's accumulators that ``flip`` causes, as int64.
+        flip: Mask that is XORed with each byte of the IFM.
+        correction: Error (int64) that ``flip`` causes in the accumulators of each channel.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """
 

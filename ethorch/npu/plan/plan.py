@@ -51,8 +51,8 @@ class Plan:
     Attributes:
         parts: Groups and individual operations in stream order.
         own_bytes: Size of the memory for chain buffers and accumulators of compiled operations.
-        reasons: Reason why an operation runs in Python, keyed by the operation.
-        is_whole: Whether compiled code runs every operation that computes or moves bytes.
+        reasons: Reason why each operation in Python is not compiled, keyed by operation.
+        is_whole: Whether compiled code runs every operation that computes or moves data.
     """
 
     def __init__(self, program: Program, memory: Memory):

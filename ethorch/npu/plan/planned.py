@@ -19,8 +19,8 @@ class Images:
     """The images of a batch, in the format of compiled code.
 
     Args:
-        inputs, outputs: For each tensor, the address of its first image, bytes per image, offset and region.
-        counter: Address of the index (int64) of the next image, which threads share.
+        inputs, outputs: For each tensor, the host address of its first image, bytes per image, offset and region.
+        counter: Address of the int64 index of the next image. Threads share this index.
         count: Number of images.
     """
 

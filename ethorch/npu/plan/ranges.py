@@ -79,10 +79,10 @@ def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Return True, for each channel, if floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
+    """Return True for each channel whose floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
 
-    The result then equals that of the integer scaling. In units of 2**-s, all terms are integers, which are exact if the terms
-    and their sum are below 2**53.
+    This expression then equals the result of integer scaling. In units of 2**-s, all terms are integers, which are exact if the
+    terms and their sum are below 2**53.
 
     Args:
         largest: Bound on |v|, a scalar or one element per channel.

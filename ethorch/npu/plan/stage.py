@@ -39,7 +39,7 @@ class Sums:
 
     Attributes:
         largest: Bound on |accumulator + offset + bias|, a scalar or one element per channel.
-        offset, bias: int64 per channel, or None. Kept accumulators are added between ``offset`` and ``bias``.
+        offset, bias: int64 values per channel, or None. Kept accumulators are added between ``offset`` and ``bias``.
         element_wise: Whether each OFM element depends only on the corresponding input elements.
         wide: Whether the accumulators are int64 and are scaled as integers.
     """

@@ -54,7 +54,7 @@ def verify_listing(
     Args:
         changed: Positions of the operations to check individually. Default: all operations.
         reference: Expected dataflow. New operations are not compared with it.
-        vela_forms: Combinations of register values in Vela's stream, which are legal in addition to those in the tables.
+        vela_forms: Combinations of register values in Vela's stream. They are legal in addition to those in ``forms``.
     """
     facts = listing.facts()
     positions = range(len(facts)) if changed is None else changed

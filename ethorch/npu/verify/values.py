@@ -42,7 +42,7 @@ class Memory:
     """The state of each byte, by region.
 
     Attributes:
-        writers: Label of each byte: the position of the operation that wrote it, or a negative number.
+        writers: Label of each byte: the position of its writer, or a negative number for unwritten bytes and inputs.
         unread: True for each byte that has not been read since it was written.
         contents: Bytes that were copied from constants.
         known: True for each valid byte of ``contents``.

@@ -36,8 +36,8 @@ class Order:
         dilation, stride: Dilation and stride (y, x) of the kernel.
         ofm_unit: OFM microblock depth (OUB).
         stream, streams: Index of this stream, and number of streams of the operation.
-        sparse: Whether the weights have 2:4 sparsity, on U85.
-        macs: Number of multipliers, on U85.
+        sparse: Whether the weights have 2:4 sparsity (U85 only).
+        macs: MACs per cycle (U85 only).
     """
 
     kind: str

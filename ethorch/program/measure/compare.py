@@ -32,10 +32,10 @@ _QUANTIZED = "compare requires the float model, but the program was compiled fro
 
 
 def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
-    """Compare the outputs and operators of the program with those of its models on samples.
+    """Compare a program's outputs and operators on samples with those of its float and quantized models.
 
     Args:
-        samples: Inputs of the model, one tuple for each inference.
+        samples: Model inputs, one tuple for each inference.
         model: Float model. Default: the model of the record.
 
     Raises:

@@ -19,10 +19,10 @@ class Inspection:
     """The events recorded while a program ran.
 
     Attributes:
-        inspector: ``executorch.devtools.Inspector``. Its times are simulation times on the host.
+        inspector: ``executorch.devtools.Inspector``, with simulation times on the host.
         cycles: Vela's estimate of the cycles of each NPU operation, by event name.
         cpu_cycles: See ``cpu_cycles_of``.
-        core_clock_hz, cpu_clock_hz: Clocks in Hz, or 0 if unknown.
+        core_clock_hz, cpu_clock_hz: Clock frequencies in Hz, or 0 if unknown.
     """
 
     inspector: Any

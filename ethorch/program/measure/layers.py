@@ -63,9 +63,9 @@ class CompareLayers:
 
     Args:
         quantized: Model returned by ``convert_pt2e``.
-        prepared: The float model after ``prepare_pt2e``, or None. If its operators differ from those of ``quantized``, float
-            figures are omitted.
-        on_npu: Executor of ``quantized`` that runs the same operators on the NPU as the program.
+        prepared: The float model after ``prepare_pt2e``, or None. It is not compared if its operators differ from those of
+            ``quantized``.
+        on_npu: Executor of ``quantized`` with the same NPU operators as the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -94,10 +94,10 @@ class CompareLayers:
         return True
 
     def add(self, inputs: Sequence[Any], recorded: Mapping[str, Array]) -> list[Any] | None:
-        """Run a sample and add its results.
+        """Run the models on a sample and add the comparison.
 
         Args:
-            recorded: Bytes that a run of the program passed to the delegates, by node name.
+            recorded: Input bytes of the delegates in a run of the program, by node name.
 
         Returns:
             The flattened outputs of the quantized model. None if the model writes to buffers, because this method discards writes.

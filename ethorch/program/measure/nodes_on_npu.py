@@ -59,8 +59,8 @@ class NodesOnNpu:
             (ExecuTorch partitioned a graph with different names), a dry run determines the NPU operators.
 
     Attributes:
-        computed: NPU tensor of each NPU operator with integer or boolean results, including quantize operators.
-        from_cpu: NPU input for each node that the CPU computes and the NPU reads.
+        computed: TOSA tensor of each NPU operator with integer or Boolean results, including quantize operators.
+        from_cpu: TOSA graph input for each node that the CPU computes and the NPU reads.
     """
 
     def __init__(self, module: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
@@ -115,7 +115,7 @@ class NodesOnNpu:
         """Run the graph and return the result of each node.
 
         Args:
-            recorded: Bytes that a run of the program passed to a delegate, by node name. These bytes replace PyTorch's results.
+            recorded: Input bytes of the delegates in a run of the program, by node name. They replace PyTorch's results.
             on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node in ``computed``. The two results are
                 computed from the same operands.
         """

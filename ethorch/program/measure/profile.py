@@ -69,9 +69,9 @@ class LayerTime(Measured):
 
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
-        estimated_share: Share of the estimated cycles of the sampled delegates, from 0 to 1, or None if unknown.
-        samples: Number of samples in which register QREAD points into the layer's commands.
-        measured_share: Share of all samples, from 0 to 1.
+        estimated_share: The layer's share of the estimated cycles of all delegates with QREAD samples, or None if unknown.
+        samples: Number of samples of register QREAD that point to the layer's commands.
+        measured_share: The layer's share of all QREAD samples, from 0 to 1.
         measured_cycles: ``measured_share`` multiplied by the NPU cycle counter. None if the counter is missing or a delegate has no
             samples.
     """
@@ -171,7 +171,7 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
 
     Args:
         record: Record of the measured program. It maps offsets in command streams to layers.
-        files: QREAD histograms, tables of milliseconds, or logs with NPU counters. See ``profile_files.FORMATS``.
+        files: QREAD histograms, tables of call times, or logs with NPU counters. See ``profile_files.FORMATS``.
 
     Raises:
         SpecError: No files were passed.

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
     """Replace every mask that contains a number <= ``HUGE`` (-1e4) with ``masked_fill``, except in excluded nodes.
 
-    If the observed range included such a number, it would leave no integer values for the scores. The ``masked_fill`` is placed
+    A range that includes such a number would leave no integer values for the scores. The ``masked_fill`` is placed
     after operators that scale, add, concatenate or clamp the scores.
     """
     for node in list(graph_module.graph.nodes):

@@ -25,7 +25,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
     Convolutions that share a weight but have different batch norms (detector heads) get separate weights. torchao would otherwise
     fold the first batch norm into all of these convolutions. A batch norm is not folded if another operator reads the result of the
-    convolution, or if the convolution's weight or bias is computed.
+    convolution, or if the convolution's weight or bias is not a parameter.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)

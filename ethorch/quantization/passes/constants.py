@@ -95,7 +95,7 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
-    int64 tensors are always cast, but narrower integers only if all float operands are constants. Python integers become floats,
+    int64 tensors are always cast, narrower integer tensors only if all float operands are constants. Python integers become floats,
     because ExecuTorch would otherwise create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}

@@ -201,7 +201,7 @@ def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
     """Convert batch norms to the form with fixed statistics, in place.
 
-    ``convert_pt2e`` interprets other forms as training, and takes 10 s to match them.
+    ``convert_pt2e`` treats other forms as training, and takes 10 s to match them.
 
     Args:
         stays: Predicate for the batch norms to convert, i.e. those that will not be folded.

@@ -25,7 +25,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped products with linear layers.
+    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped matrix products with linear layers.
 
     Each row is copied to the position of its expert in a longer row of zeros. One linear layer then multiplies the longer row by
     the matrices of all experts.

@@ -38,8 +38,8 @@ _TRUTHS = {
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
     """Replace in-place operators in the graph and its control-flow subgraphs. The caller must recompile the graph.
 
-    Updates of batch norm counters are not replaced. Writes to a buffer or an input become one ``copy_`` at the end of the graph.
-    Readers of a written buffer read a ``clone``.
+    Updates of batch norm counters are not replaced. All writes to a buffer or an input become one ``copy_`` at the end of the
+    graph. Readers of a written buffer read a ``clone``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, writes to an argument other than the first, or writes

@@ -35,7 +35,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     An index fits in 32 bits, because it is smaller than the indexed dim. The cast replaces the input in operators that move,
     add or compare it, in writes to a mutable buffer, and in remainders by powers of two. If the target does not support GATHER,
     inputs and buffers that CPU kernels use as indices remain int64. Other int64 inputs are cast only for comparisons with
-    constants, after a clamp to the range of the constants, widened by one.
+    constants, after a clamp to the constants' range plus one on each side.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]

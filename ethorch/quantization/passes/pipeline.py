@@ -47,7 +47,7 @@ class Pass:
     Attributes:
         name: Name of the function, or another name if the function runs twice.
         run: Function that transforms the graph in place.
-        after, before: Passes that must run earlier, and passes that must run later.
+        after, before: Names of the passes that must run earlier or later, respectively.
         only: ``trainable`` if the pass runs only in training, ``fixed`` if it never runs in training.
     """
 

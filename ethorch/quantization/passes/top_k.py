@@ -24,7 +24,8 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
     """Decompose each ``torch.topk`` with k <= 8 if only gather and scatter along the same dim read its indices.
 
-    A ``topk`` with unused indices (e.g. to select groups of experts) is decomposed only together with one whose indices are used.
+    A ``topk`` with unused indices (e.g. to select groups of experts) is decomposed only together with a ``topk`` whose indices are
+    used.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}

@@ -28,14 +28,14 @@ Data = Mapping[str, Any]
 def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
     """Return the HTML report about a program.
 
-    All text in ``data`` is escaped, and a content security policy blocks network access
-    and all scripts except the page's own.
+    All text in ``data`` is escaped, and a content security policy allows only the page's
+    own scripts and no network access.
 
     Args:
         data: Result of ``Program.to_json``.
         comparison: Result of ``Comparison.to_json``, with the accuracy of each operator.
         title: Name of the program in the page title, before the target. Default: the model's name.
-        model: Arguments that name the model and the calibration samples in the command that reproduces the program.
+        model: Arguments for the model and the calibration samples in the displayed ``ethorch`` command.
 
     Raises:
         FormatError: ``data`` has an unexpected format.

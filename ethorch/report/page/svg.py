@@ -21,7 +21,7 @@ class Axis:
 
     Attributes:
         title: Quantity and unit.
-        low, high: Values at the two ends, which must be positive if the axis is logarithmic.
+        low, high: Values at the two ends. Both must be positive if the axis is logarithmic.
         names: Labels of the positions 0, 1, ..., or empty to label the ticks with numbers.
     """
 

@@ -44,7 +44,7 @@ class Cpu(Sourced):
         core: Name that compilers use, e.g. ``cortex-m55``.
         dcache_bytes, icache_bytes: Cache sizes. 0 if the CPU has no cache.
         cache_line_bytes: Line size of the data cache.
-        interrupts: Number of NVIC lines.
+        interrupts: Number of NVIC interrupt lines.
         vector_table: Address of the vector table after a reset.
     """
 
@@ -66,7 +66,7 @@ class Memory(Sourced):
         kind: One of MEMORY_KINDS.
         aliases: Other base addresses of the same memory, e.g. secure and non-secure.
         npu_ports: NPU ports that are connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
-        bytes_per_second: Peak bandwidth of NPU accesses. This and the attributes below are None if they are unknown.
+        bytes_per_second: Peak bandwidth of NPU accesses. This and the attributes below are None if unknown.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.
         outstanding: Maximum number of outstanding NPU requests.
@@ -120,9 +120,9 @@ class NpuSlot(Sourced):
     """An NPU on the board, in one of several possible sizes.
 
     Attributes:
-        macs: Possible numbers of multiply-accumulates per cycle.
+        macs: Multiply-accumulates per cycle for each possible size.
         base, aliases: Addresses of the registers.
-        interrupt: NVIC line, not including the 16 system exceptions.
+        interrupt: NVIC line number. Line 0 is exception 16.
         constants, feature_maps, staging: Names of the memories for weights, feature maps and staged data. If a name is empty,
             ``ethorch.targets.boards.memory_roles`` selects the memory.
     """

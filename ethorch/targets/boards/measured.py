@@ -16,10 +16,10 @@ class Measured:
     """A published measurement and the corresponding estimate.
 
     Attributes:
-        board: Name of a built-in board, or empty.
-        where: ``silicon``, ``fvp``, or ``linux`` (silicon driven by an operating system, with undocumented memories).
+        board: Name of a built-in board, or an empty string.
+        where: ``silicon``, ``fvp``, or ``linux`` (silicon running an operating system, with undocumented memories).
         milliseconds: Published inference time.
-        estimated_by: Author, memories and date of the estimate.
+        estimated_by: Author and date of the estimate, and the assumed memories.
     """
 
     network: str

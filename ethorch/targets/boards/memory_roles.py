@@ -45,7 +45,7 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Select the memories for an NPU.
 
     Without a memory mode, the slot's ``constants``, ``feature_maps`` and ``staging`` apply. If these are empty, weights are in
-    MRAM, flash, DRAM or SRAM, in this order of preference, and feature maps are in the largest SRAM. If weights are in DRAM on
+    MRAM, flash, DRAM or SRAM (in order of preference), and feature maps are in the largest SRAM. If weights are in DRAM on
     U65 or U85, feature maps are also in DRAM and are staged through the SRAM.
 
     Args:

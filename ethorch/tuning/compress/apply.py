@@ -25,7 +25,7 @@ from ethorch.tuning.sample_runs import Inputs
 
 @exclusive()
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """Return a copy of a quantized model in which the weights follow the recipes, for ``ethorch.compile``.
+    """Return a copy of a quantized model for ``ethorch.compile``, with weights changed to follow the recipes.
 
     Layers are processed in execution order, with the outputs of compressed layers as inputs. Scales do not change, except
     weight scales if the recipe contains ``bits`` or ``one-scale``.

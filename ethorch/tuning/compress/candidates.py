@@ -43,7 +43,7 @@ Candidates = list[dict[Recipe, Candidate]]
 
 
 def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[Recipe], samples: Sequence[Inputs]) -> Candidates:
-    """Return candidates for all weights and applicable recipes, with predicted noise. The graph is not modified.
+    """Return candidates with predicted noise for all weights and their applicable recipes. The graph is not modified.
 
     The error of a layer's output is computed from the second moments of the layer's inputs. The effect of this error on the
     program's outputs is measured for one recipe per weight, and scaled for the other recipes.

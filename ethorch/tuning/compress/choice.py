@@ -28,11 +28,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Price:
-    """The prices of one cycle and one byte. The more a resource exceeds its budget, the higher its price.
+    """The prices of a cycle and a byte. The more a resource exceeds its budget, the higher its price.
 
     Attributes:
-        wanted: ``cycles`` or ``bytes`` if only one resource matters. Options that use more of it than ``AS_IS`` are rejected,
-            and the other resource's price breaks ties.
+        wanted: ``cycles`` or ``bytes`` if only one resource matters. Options that use more of it than the unchanged weight
+            are rejected, and the other resource's price breaks ties.
     """
 
     per_cycle: float

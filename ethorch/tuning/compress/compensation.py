@@ -27,9 +27,9 @@ class Problem:
 
     Attributes:
         codes: Quantized weight, int64[groups, outputs, K], -127 to 127.
-        scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over layers. If None, elements are rounded
-            independently.
+        scale: Scales, float[groups, outputs, 1].
+        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over the weight's layers. If None, elements are
+            rounded independently.
         channels: Number of input channels. K is channels x kernel elements, with channels outermost.
     """
 
@@ -56,7 +56,7 @@ class Problem:
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """The groups of columns of which 2:4 preserves two, sorted by the groups' decreasing importance.
+        """The column groups in each of which 2:4 preserves two columns, by decreasing importance.
 
         For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on. The last group may be shorter,
         because Vela accepts two of three columns.

@@ -53,15 +53,15 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
-    "weight")``. To enforce ``one-scale`` as well, call ``apply`` afterwards, which preserves weights that already follow their
-    recipes.
+    "weight")``. After quantization, ``compress.apply`` also enforces ``one-scale``. It preserves weights that already follow
+    their recipes.
 
     Args:
         model: Model with the initial weights.
         recipes: Mapping from module names or weight names (``encoder.weight``) to recipes. See ``Plan.recipes``.
 
     Raises:
-        QuantizationError: A recipe is invalid, or a module is a recurrent layer, which does not support parametrizations.
+        QuantizationError: A recipe is invalid, or a module is a recurrent layer.
         EthorchError: A module or weight in ``recipes`` does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]

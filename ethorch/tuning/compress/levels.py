@@ -16,9 +16,9 @@ _Floats = npt.NDArray[np.float64]
 
 
 def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
-    """Return at most ``count`` levels that minimize the sum of importance x (code - level)^2.
+    """Return at most ``count`` levels that minimize the sum of importance x (code - nearest level)^2.
 
-    The optimum is found by dynamic programming over the 255 integer values (Wang and Song 2011, Ckmeans.1d.dp).
+    Find the optimum by dynamic programming over the 255 integer values (Wang and Song 2011, Ckmeans.1d.dp).
 
     Args:
         codes: Integers from -127 to 127, of any shape.

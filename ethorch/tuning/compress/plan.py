@@ -53,17 +53,17 @@ def plan(
 ) -> Plan:
     """Choose a recipe for each weight to meet the budgets with the least loss of accuracy.
 
-    For each recipe, the program is compiled once with all weights compressed, to obtain Vela's costs for each layer. The effect of
-    the recipe on accuracy is predicted from the layers' inputs. Choices are then compiled and measured to find one that meets the
-    budgets.
+    For each recipe, the program is compiled once with all weights compressed, to obtain each weight's cycles and bytes. The effect
+    of the recipe on accuracy is predicted from the layers' inputs. Combinations of recipes are then compiled and measured to find
+    one that meets the budgets.
 
     Args:
-        model: Model in eval mode, or the output of ``ethorch.quantize``. A quantized model is its own reference for SQNR.
-        samples: A few dozen input tuples, used for calibration and to measure accuracy.
+        model: Model in eval mode, or the output of ``ethorch.quantize``. SQNR is measured relative to this model.
+        samples: A few dozen input tuples for calibration and measurement.
         max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
         max_cycles: Maximum total NPU cycles, estimated by Vela.
         min_sqnr_db: Minimum SQNR on the samples. If this is the only budget, the plan compresses as much as possible.
-        objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only budget.
+        objective: Resource to save if ``min_sqnr_db`` is the only budget: ``cycles`` or ``bytes``.
         recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
         quantizer: Quantizer. Defaults to int8 with per-channel weights.

@@ -44,7 +44,7 @@ class Layer:
         cycles, cycles_before: Vela's cycles for the layers that read the weight, with and without the plan.
         bytes, bytes_before: Encoded bytes of the weight and its scales, with and without the plan.
         sqnr_db: See :class:`Tried`.
-        tried: All applicable recipes, including ``as-is``.
+        tried: Results of all applicable recipes, including ``as-is``.
     """
 
     weight: str
@@ -65,11 +65,11 @@ class Plan:
     Attributes:
         layers: Plans for the weights, in execution order.
         cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
-        flash_bytes, flash_bytes_before: Size of the .pte in bytes.
+        flash_bytes, flash_bytes_before: Size of the .pte in bytes, with and without the plan.
         sqnr_db, sqnr_db_before: SQNR on the samples, relative to the model passed to ``plan``. Training, or bias correction in
-            ``apply``, can improve the SQNR.
+            ``apply``, can improve it.
         reached: Whether the plan meets the budgets.
-        vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
+        vela_flags: Additional Vela flags. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes do.
         quantized: Quantized model without compression, for ``apply``.
     """
 

@@ -21,7 +21,7 @@ class Recipe:
 
     Attributes:
         values: Maximum number of different integer values, or 0 for no limit.
-        bits: Restriction to the evenly spaced levels of a symmetric integer with this number of bits, or 0 for none.
+        bits: Bit width of a symmetric integer whose evenly spaced levels are allowed, or 0 for no limit.
         zeros: Share of zeros (0 to 1), at any positions.
         pattern: Whether two of every four consecutive input channels are zero ("2:4").
         one_scale: Whether all output channels use the largest scale.
@@ -99,7 +99,7 @@ def parse(text: str) -> Recipe:
 def usual(family: str) -> tuple[Recipe, ...]:
     """Return the default recipes for an NPU family.
 
-    The U85 skips the multiplications by zero in 2:4 weights. On the U55 and U65, 2:4 saves no more than unstructured zeros. The
+    The U85 skips multiplications by zero in 2:4 weights. On other NPUs, 2:4 saves no more than unstructured zeros. The
     U85's fast decoder has a four-bit format for at most 15 values.
     """
     names = ["32-values", "15-values" if family == "u85" else "16-values", "8-values"]

@@ -66,15 +66,15 @@ class PipelineStage:
 
 
 class BasePipeline(Generic[T]):
-    """A list of stages that can be changed before the pipeline runs.
+    """A modifiable list of test stages.
 
     The default stages are export, check, lower, check and ``to_executorch``.
 
     Args:
-        test_data: Inputs for export and for the run.
+        test_data: Inputs for exporting and running the module.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         exir_ops: Names of edge operators that must be delegated.
-        use_to_edge_transform_and_lower: Whether to lower in one stage instead of in ``to_edge`` and ``partition``.
+        use_to_edge_transform_and_lower: Whether to lower in one stage instead of two, ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
     """
 
@@ -116,11 +116,11 @@ class BasePipeline(Generic[T]):
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
         """Insert a stage that calls ``func``.
 
-        The identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The default
-        suffix is the number of existing stages with this name, unless it is 0.
+        The stage's identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The
+        default suffix is the number of existing stages with this name; the first has no suffix.
 
         Args:
-            pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
+            pos: Position. -1 appends the stage, -2 inserts it before the last stage.
 
         Raises:
             EthorchError: The identifier already exists, or the position is out of range.
@@ -280,9 +280,9 @@ class TosaPipelineINT(BasePipeline[T]):
 
     Args:
         module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
-        symmetric_io_quantization: Whether to quantize program inputs and outputs with the same config as operators.
+        symmetric_io_quantization: Whether to apply the operators' quantization config to program inputs and outputs.
         per_channel_quantization: Whether each output channel has its own weight scale.
-        custom_path, tosa_debug_mode: Folder for TOSA graphs, and debug information to write to it.
+        custom_path, tosa_debug_mode: Folder for TOSA graphs, and kind of debug information to write to it.
         atol, rtol, qtol: See ``EthosUTester.run_method_and_compare_outputs``.
         frobenius_threshold, cosine_threshold: Limits for the comparison of the quantized module with the float module.
         tosa_extensions: TOSA extensions. ``int16`` quantizes activations to int16.
@@ -371,10 +371,10 @@ class TosaPipelineFP(BasePipeline[T]):
 
 
 class _EthosUPipelineINT(BasePipeline[T]):
-    """A pipeline that compares the quantized module with its ``.pte`` in the simulator. See also ``TosaPipelineINT``.
+    """A pipeline that compares the quantized module with its ``.pte``. See also ``TosaPipelineINT``.
 
     Args:
-        run_on_fvp: Whether to run the program (in ethorch's simulator).
+        run_on_fvp: Whether to run the ``.pte`` in ethorch's simulator.
         a16w8_quantization: Whether activations are int16.
         target: Name of the NPU, or a compile spec. Default: the class's ``TARGET``.
     """
@@ -427,11 +427,11 @@ class EthosU85PipelineINT(_EthosUPipelineINT[T]):
 
 
 class OpNotSupportedPipeline(BasePipeline[T]):
-    """A pipeline that lowers the module and checks that operators are not delegated.
+    """A pipeline that lowers the module and checks that given operators are not delegated.
 
     Args:
         module, test_data: See ``BasePipeline``.
-        non_delegated_ops: Expected number of CPU calls for each edge operator.
+        non_delegated_ops: Edge operator -> expected number of calls on the CPU.
         n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
         quantize: Whether to quantize the module and to use the INT profile instead of FP.
