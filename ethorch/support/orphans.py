@@ -21,7 +21,7 @@ def lifeline(process: int) -> int:
     """Open a pipe that breaks when this process ends, and return its read descriptor.
 
     Args:
-        process: Id of this process. A forked process has another id and opens another pipe.
+        process: Id of this process. The pipe is cached per id, so a forked process opens its own.
     """
     reading, _ = os.pipe()  # only this process has the write end, and never closes it
     return reading

@@ -29,7 +29,7 @@ class Rotated:
     Attributes:
         parameters: Names of the changed parameters.
         untied: Names of last-layer weights that no longer share memory with the embedding, because a norm was folded into them.
-        refused: Reasons why streams were not rotated.
+        refused: Reasons why residual streams were not rotated.
     """
 
     parameters: tuple[str, ...]

@@ -219,7 +219,7 @@ def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Res
 
     - A single window uses ``mean_over``.
     - Uniform windows use one AVG_POOL2D.
-    - Other windows, e.g. 4 over 7 elements, use one AVG_POOL2D each, and CONCATs join the results.
+    - Windows of different sizes, e.g. 4 windows over 7 elements, use one AVG_POOL2D each, and CONCATs join the results.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

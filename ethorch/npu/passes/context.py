@@ -24,7 +24,7 @@ class Context:
     _operators: dict[int, tuple[Stream, list[RatedOperator]]] = field(default_factory=dict, repr=False, compare=False)
 
     def rate_operators(self, stream: Stream) -> list[RatedOperator]:
-        """Return the operators of a stream. The result is cached, so the stream must not be modified afterwards."""
+        """Return the operators of a stream with their cycles. The result is cached; do not modify the stream afterwards."""
         if id(stream) not in self._operators:
             self._operators[id(stream)] = stream, rate_operators(stream, self.regions, self.effects)
         return self._operators[id(stream)][1]

@@ -29,7 +29,7 @@ _MODE_BIT = 9  # of DMA0_SRC_REGION: the number of loops (npu-reference 7)
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream with fewer copying kernels and fewer cycles that fits the maximum sizes of its regions, or None."""
+    """Return a stream with transfers instead of copying kernels, or None if it is not faster or exceeds a region."""
     copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op) and not _overlaps_itself(op)]
     if stream.npu.family != U85 or not copies:
         return None
