@@ -131,6 +131,11 @@ def _table(prepared: Prepared) -> tuple[Run, ...]:
     return (Run("ACTIVATION", INTERNAL, address, address, address + stage.activation.table.size_bytes),)
 
 
+def create_transfer(npu: Npu, key: int, origin: int | None = None, **raw: int) -> Op:
+    """Return a DMA transfer whose other registers are 0."""
+    return Op(npu, DMA, 0, dict.fromkeys(used_registers(npu.family, DMA, 0, 0), 0) | raw, key, origin=origin)
+
+
 @dataclass
 class Stream:
     npu: Npu

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from ethorch.npu.arrays import Ints
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
+from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.accesses import Access, list_reads, list_writes
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.copy_graph import HOST, CopyGraph, reallocate
@@ -51,7 +52,7 @@ class _Elision(CopyGraph):
     def __init__(self, apart: Separation, removable: Collection[int], forms: frozenset[str]):
         super().__init__(apart, removable)
         self.forms = forms
-        self.chains = self.list_chains()
+        self.chains = [range(end - len(group), end) for group, end in _iterate_chains_with_ends(self.ops) for _ in group]
         self.is_traced = False  # whether reads and writers are those of the current operations
 
     def remove_copies(self) -> None:
@@ -152,3 +153,10 @@ class _Elision(CopyGraph):
             for other in self.writers[n] - {HOST}:
                 accesses += self.outputs[other]
         return any(access.overlaps(target) for access in accesses)
+
+
+def _iterate_chains_with_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
+    end = 0
+    for group in group_chains(ops):
+        end += len(group)
+        yield group, end

@@ -11,7 +11,6 @@ from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.image import Place
 from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
-from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes.accesses import Access, Block, CoarseLabels, find_labels, list_reads, list_writes
 from ethorch.npu.passes.allocation import allocate
 from ethorch.npu.passes.context import Context
@@ -134,11 +133,6 @@ class CopyGraph:
             self._overwritten[position] = next(over, len(self.ops))
         return self._overwritten[position]
 
-    def list_chains(self) -> list[range]:
-        """Return, for each operation, the positions of its chain."""
-        ends = _iterate_chains_with_ends(self.ops)
-        return [range(end - len(group), end) for group, end in ends for _ in group]
-
     def list_ops(self) -> list[Op]:
         return [op for position, op in enumerate(self.ops) if position not in self.removed]
 
@@ -146,13 +140,6 @@ class CopyGraph:
 def _access_place(place: Place) -> Access:
     region, low, high = place
     return Access(region, (Run("", region, low, low, high),))
-
-
-def _iterate_chains_with_ends(ops: list[Op]) -> Iterator[tuple[list[Op], int]]:
-    end = 0
-    for group in group_chains(ops):
-        end += len(group)
-        yield group, end
 
 
 def reallocate(stream: Stream, graph: CopyGraph, context: Context, most: int) -> Stream | None:

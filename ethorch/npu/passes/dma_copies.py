@@ -1,6 +1,6 @@
 """Copy feature maps by DMA instead of by kernels.
 
-On U85, a kernel copies 0.1 to 2 bytes per cycle, because short rows fill only parts of blocks. A transfer moves rows of any length.
+According to Vela's performance model, a U85 kernel copies 0.1 to 2 bytes per cycle, because short rows fill only parts of blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.npu.cycles import estimate
 from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.kernel_copies import find_kernel_copy
-from ethorch.npu.ir.stream import DMA, used_registers
+from ethorch.npu.ir.stream import create_transfer
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.copy_graph import HOST, CopyGraph, reallocate
 from ethorch.npu.passes.placement import Separation, separate
@@ -77,7 +77,7 @@ class _Replacement(CopyGraph):
         for position in self.iterate(range(len(self.ops))):
             ops += self.transfers.get(position, [self.ops[position]])
         keys = {op.key for transfers in self.transfers.values() for op in transfers}
-        while True:
+        while True:  # omit transfers that write unread parts of a copy
             graph = CopyGraph(replace(self.apart, stream=replace(self.stream, ops=ops)), ())
             graph.trace()
             unread = {n for n, op in enumerate(ops) if op.key in keys and not graph.reads[n]}
@@ -149,14 +149,14 @@ class _Replacement(CopyGraph):
         self, op: Op, length: int, regions: tuple[int, int], starts: tuple[int, int], loops: Sequence[tuple[int, int, int]]
     ) -> Op:
         mode = sum(loop[0] > 1 for loop in loops)
-        registers = dict.fromkeys(used_registers(op.npu.family, DMA, 0, 0), 0) | {"DMA0_LEN": length}
+        registers = {"DMA0_LEN": length}
         for end, name in enumerate(("SRC", "DST")):
             registers |= {f"DMA0_{name}": starts[end], f"DMA0_{name}_REGION": regions[end]}
         registers["DMA0_SRC_REGION"] |= mode << _MODE_BIT
         for number, (count, *steps) in enumerate(loops[:mode]):
             registers |= {f"DMA0_SIZE{number}": count}
             registers |= {f"DMA0_{name}_STRIDE{number}": step for name, step in zip(("SRC", "DST"), steps, strict=True)}
-        return Op(op.npu, DMA, 0, registers, self._key, origin=op.origin if op.origin is not None else op.key)
+        return create_transfer(op.npu, self._key, op.key if op.origin is None else op.origin, **registers)
 
 
 def _count_transfers(rows: _Rows) -> int:

@@ -11,7 +11,7 @@ from ethorch.npu.cycles.model import RatedOperator
 from ethorch.npu.cycles.operators import Operator
 from ethorch.npu.ir import Op, Stream
 from ethorch.npu.ir.image import CONSTANTS
-from ethorch.npu.ir.stream import DMA, used_registers
+from ethorch.npu.ir.stream import create_transfer
 from ethorch.npu.passes.occupancy import GRANULE
 from ethorch.npu.passes.placement import round_up
 from ethorch.npu.runs import Run
@@ -44,13 +44,13 @@ class Weights:
         return op.copy(**values)
 
     def transfer_part(self, stream: Stream, region: int, address: int, offset: int, size_bytes: int, key: int) -> Op:
-        registers = dict.fromkeys(used_registers(stream.npu.family, DMA, 0, 0), 0)
+        registers: dict[str, int] = {}
         example = next((op for op in stream.ops if op.is_dma and op.reads[0].region == CONSTANTS), None)
         if example is not None:
             registers |= {name: raw for name, raw in example.registers.items() if name.startswith("DMA0_SIZE")}
         registers |= {"DMA0_SRC_REGION": CONSTANTS, "DMA0_DST_REGION": region, "DMA0_LEN": size_bytes}
         registers |= {"DMA0_SRC": self.low + offset, "DMA0_DST": address + offset}
-        return Op(stream.npu, DMA, 0, registers, key)
+        return create_transfer(stream.npu, key, **registers)
 
 
 def _list_streams(op: Op) -> list[Run]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ethorch.npu.arithmetic import ceil_div
 from ethorch.npu.feature_map import BRICK, FeatureMap
 from ethorch.npu.filters import Streams
+from ethorch.npu.forms import Copy
 from ethorch.npu.ir.image import CONSTANTS, Image
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.registers import U55, U85
@@ -67,7 +68,8 @@ def _check_transfer(facts: Facts, index: int) -> Iterator[Rejection]:
     for read in facts.reads:
         for written in facts.writes:
             overlaps = read.region == written.region and read.low < written.high and written.low < read.high
-            if overlaps and read.base != written.base:
+            is_onto_itself = facts.prepared is not None and isinstance(facts.prepared.form, Copy) and read.base == written.base
+            if overlaps and not is_onto_itself:
                 yield reject(facts, index, "overlap", "DMA0_DST", written.base, f"addresses outside the source at {read.base}")
 
 

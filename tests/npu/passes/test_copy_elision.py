@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ethorch.npu.ir import Op, Stream, decode
-from ethorch.npu.ir.encode import encode
 from ethorch.npu.ir.kernel_copies import KernelCopy, find_kernel_copy
 from ethorch.npu.memo import Memo
 from ethorch.npu.memory import Memory
@@ -18,8 +17,8 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import optimize
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
 from ethorch.support.errors import MachineFault
-from tests.npu.passes.streams import list_instructions, read_rates
-from tests.npu.verify.simulation import extreme_orders, run
+from tests.npu.passes.streams import assert_faster_and_equal, list_instructions, read_rates
+from tests.npu.verify.simulation import run
 from tests.npu.verify.streams import Case, compile_case
 
 TARGETS = ["ethos-u55-32", "ethos-u55-128", "ethos-u65-512", "ethos-u85-128", "ethos-u85-256", "ethos-u85-1024"]
@@ -46,14 +45,7 @@ def test_fewer_copies_save_cycles_and_change_no_byte(network: str, target: str) 
     case, before, after = remove_copies(network, target)
     assert after is not None
     assert len(list_copies(after)) < len(list_copies(before)) and len(after.ops) < len(before.ops)
-    context = Context(read_rates(target))
-    assert context.rate(after) < context.rate(before)
-    assert all(after.image.sizes[region] <= size for region, size in before.image.sizes.items())
-    assert context.rate(decode(encode(after), after.image)) == context.rate(after)
-    listing = list_instructions(after)
-    expected = run(decode_instructions(case.payload), case.image, 0)
-    assert expected is not None
-    assert all(run(listing, after.image, 0, order) == expected for order in (None, *extreme_orders(listing)))
+    assert_faster_and_equal(case, before, after, Context(read_rates(target)))
 
 
 def assert_copies(op: Op, copy: KernelCopy, seed: int) -> None:
