@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+BRICK = 16  #: adjacent channels in the NPU's brick format, NHCWB16
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.formats.payload import IoTensor
-from ethorch.lower.rewrite.planes import BRICK, Planes
+from ethorch.lower.rewrite.planes import Planes
 from ethorch.npu import Program, stream
 from ethorch.npu.stream import Operation
 from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
+from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import around, join_axes
 
@@ -24,7 +25,6 @@ REST_BITS = 6
 _LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
 #: Longest axis that is moved. Concatenating the sections of a longer axis costs more than the sums.
 _LONGEST_MOVED = 65536
-_BRICK = 16  # adjacent channels in the NPU's brick format
 #: Upper bound for sums of squares.
 _HIGHEST = 2.0**31 - 4096
 
@@ -188,9 +188,9 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     if value.dtype == "INT32":  # pools do not support INT32
         return _halve(b, value, axis, "MAXIMUM")
     if inner == 1 and outer > 1:  # pools reduce only height and width
-        value = _halve(b, value, axis, "MAXIMUM", 2 * _BRICK - 1)
+        value = _halve(b, value, axis, "MAXIMUM", 2 * BRICK - 1)
         extent = value.shape[axis]
-        if extent <= _BRICK:
+        if extent <= BRICK:
             return _halve(b, value, axis, "MAXIMUM")
         value = b.reorder(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
         outer, inner = 1, outer
@@ -230,8 +230,8 @@ def _halve(b: Builder, value: Value, axis: int, name: str, most: int = 1) -> Val
         value = b.reshape(value, (outer, extent))
     while (extent := value.shape[place]) > most:
         start = extent // 2
-        if is_innermost and start > _BRICK:
-            start -= start % _BRICK  # other offsets require NHWC
+        if is_innermost and start > BRICK:
+            start -= start % BRICK  # other offsets require NHWC
         halves = (b.widen(b.slice_axis(value, place, first, extent - start)) for first in (0, start))
         value = b.emit(name, *halves)
         if dtype != "INT32":

@@ -14,9 +14,9 @@ import numpy as np
 
 from ethorch.lower.rewrite.insert_copies import LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
+from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import DTYPES, Graph, Op, Value
 
-BRICK = 16  #: adjacent channels in the NPU's brick format
 #: Multiplier and shift of a RESCALE by 1, for each input dtype.
 _ONE: Mapping[str, dict[str, Any]] = {
     "INT8": {"multiplier": (1 << 30,), "shift": (30,)},

@@ -14,6 +14,7 @@ from ethorch.lower.rewrite.fold_pools import LARGEST_STRIDE
 from ethorch.lower.rewrite.insert_copies import ELEMENTWISE
 from ethorch.lower.rewrite.peephole import moves_before
 from ethorch.lower.rewrite.rewriter import Rewriter
+from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import Op, Value
 
 #: Operators that Vela fuses with a RESCALE after them.
@@ -54,8 +55,6 @@ _WIDEST_PADDING = 127
 MOST_ROWS = 65535
 #: Maximum number of axes that Vela does not split.
 MOST_AXES = 4
-#: Number of adjacent channels in NHCWB16.
-_BRICK = 16
 #: Axes of rows and columns in the weights.
 KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
@@ -411,7 +410,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
     channels = [value.shape[-1] if value.rank else 1 for value in (reshape.operands[0], reshape.result)]
-    return channels[0] != channels[1] and any(count % _BRICK for count in channels)
+    return channels[0] != channels[1] and any(count % BRICK for count in channels)
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:

@@ -55,6 +55,13 @@ def test_linear_layers_of_many_outputs(target: str) -> None:
     assert [op.result.shape[-1] for op in graph.ops if op.name == "CONV2D"] == [65_536, 4_464]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_softmax_of_many_nearly_equal_elements(target: str) -> None:
+    """The sum of 66,000 exponentials of 15 bits would exceed int32."""
+    inputs = (torch.rand(1, 66_000) * 0.01,)
+    climb(quantized(nn.Softmax(-1), [inputs], target=target), inputs, target)
+
+
 class Total(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(1)
