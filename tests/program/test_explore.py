@@ -17,6 +17,7 @@ import ethorch
 from ethorch import cli
 from ethorch.program import explore as module
 from ethorch.program.explore import Exploration, Variant
+from ethorch.program.facts import Accuracy
 from ethorch.report.page.exploration import exploration_page
 from ethorch.support.errors import FormatError, SpecError
 from ethorch.targets.settings import Settings
@@ -68,6 +69,16 @@ def test_what_one_variant_cannot_do_is_said_in_its_row(model: nn.Module, images:
     assert not good.error and "No_Such_Mode" in bad.error and bad.milliseconds is None and "No_Such_Mode" in str(found)
     with pytest.raises(ethorch.EthorchError, match=r"cannot compile any variant. First error: .*No_Such_Mode"):
         explored(model, images, scheme=["int8"], memory_mode=["No_Such_Mode"])
+
+
+@pytest.mark.parametrize("sqnr_db", [float("nan"), float("inf")])
+def test_undefined_accuracies_are_omitted(
+    model: nn.Module, images: list[Tensor], monkeypatch: pytest.MonkeyPatch, sqnr_db: float
+) -> None:
+    monkeypatch.setattr(module, "measure_accuracy", lambda record: Accuracy(sqnr_db, 1))
+    exploration = explored(model, images, scheme=["int8"], target=["ethos-u55-128"])
+    assert exploration.variants[0].sqnr_db is None
+    json.dumps(exploration.to_json(), allow_nan=False)
 
 
 def test_boards_bring_their_own_npu_and_memories(model: nn.Module, images: list[Tensor]) -> None:
