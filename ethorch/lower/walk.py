@@ -240,8 +240,8 @@ class Walk(Frame):
         """Check that a table can represent the chain, and return the chain."""
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
-        jumps = chain.steps and chain.source.qparams.dtype == "INT16"
-        if jumps and out.q is not None and not self.b.follows_steps(entries(chain, self.env), out.q):
+        is_discontinuous = chain.steps and chain.source.qparams.dtype == "INT16"
+        if is_discontinuous and out.q is not None and not self.b.follows_steps(entries(chain, self.env), out.q):
             raise Unsupported(TOO_MANY_STEPS)
         return chain
 

@@ -83,7 +83,7 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """Return x in another dtype.
 
     - Quantized values are rounded towards 0 to integers, with a TABLE for int8 and arithmetic for int16.
-    - Integers and Booleans are quantized by a RESCALE, which rounds.
+    - Integers and truth values are quantized by a RESCALE, which rounds.
     - Integers cast to a narrower dtype keep their low bits, as in PyTorch.
     - In a cast to bool, nonzero elements become True.
 

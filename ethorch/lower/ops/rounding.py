@@ -104,7 +104,7 @@ def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Make
     return None
 
 
-def _tabulate_jumps(b: Builder, x: QTensor, function: Function, out: QParams) -> QTensor:
+def _tabulate_discontinuities(b: Builder, x: QTensor, function: Function, out: QParams) -> QTensor:
     real = function(torch.from_numpy(x.qparams.table_inputs)).numpy()
     if not b.follows_steps(real, out):
         raise Unsupported(TOO_MANY_STEPS)
@@ -121,7 +121,7 @@ def _subtract_multiple(b: Builder, x: QTensor, number: Value, unit: float, out: 
 
 
 TOO_MANY_STEPS = Reason(
-    "table.int16_steps", "the function has more jumps over the range of the int16 input than tables can represent",
+    "table.int16_steps", "the function has more discontinuities over the range of the int16 input than tables can represent",
     "Quantize the operator's module to int8, for which a table has an entry for every value.",
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ def _lower_rounding(function: Function, threshold: Maker) -> Callable[..., QTens
     def lower_rounding(b: Builder, x: QTensor, *, out: Result) -> QTensor:
         number = match_thresholds(b, x, function, threshold, 1.0)
         q = out.qparams
-        return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_jumps(b, x, function, q)
+        return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_discontinuities(b, x, function, q)
 
     return lower_rounding
 
@@ -140,7 +140,7 @@ def _lower_round_decimals(b: Builder, x: QTensor, *, decimals: int, out: Result)
     number = match_thresholds(b, x, lambda r: torch.round(r * 10.0**decimals), _nearest, unit)
     if number:
         return QTensor(b.requantize(number, unit, out.qparams), x.dims, out.qparams)
-    return _tabulate_jumps(b, x, lambda r: torch.round(r, decimals=decimals), out.qparams)
+    return _tabulate_discontinuities(b, x, lambda r: torch.round(r, decimals=decimals), out.qparams)
 
 
 def _lower_rest(function: Callable[..., torch.Tensor], mode: str, threshold: Maker) -> Callable[..., QTensor]:
@@ -152,7 +152,7 @@ def _lower_rest(function: Callable[..., torch.Tensor], mode: str, threshold: Mak
         return (
             _subtract_multiple(b, x, number, abs(divisor), q)
             if number
-            else _tabulate_jumps(b, x, lambda r: function(r, divisor), q)
+            else _tabulate_discontinuities(b, x, lambda r: function(r, divisor), q)
         )
 
     return lower_rest
@@ -162,7 +162,7 @@ def _lower_division(b: Builder, x: QTensor, divisor: float, *, rounding_mode: st
     function = functools.partial(torch.div, other=divisor, rounding_mode=rounding_mode)
     number = match_thresholds(b, x, function, _floor if rounding_mode == "floor" else truncate, divisor)
     q = out.qparams
-    return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_jumps(b, x, function, q)
+    return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_discontinuities(b, x, function, q)
 
 
 table_op(

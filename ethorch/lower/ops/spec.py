@@ -3,10 +3,11 @@
 Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
 
 - Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
-- Inputs and outputs are quantized tensors, plain integers or Booleans. The result has the shape ``out.shape`` and the
+- Inputs and outputs are quantized tensors, plain integers or truth values. The result has the shape ``out.shape`` and the
   quantization parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
-- If ``out.q`` is None, the result is plain integers or Booleans of ``out.dtype``. ``Walk`` wraps INT32 results to ``out.dtype``. A
-  lowering that requires quantization parameters reads ``out.qparams``, which raises Unsupported if they are missing.
+- If ``out.q`` is None, the result is plain integers or truth values of ``out.dtype``. ``Walk`` wraps INT32 results to
+  ``out.dtype``. A lowering that requires quantization parameters reads ``out.qparams``, which raises Unsupported if they
+  are missing.
 - A lowering changes only ``b``. ``Walk`` records origins and checks shapes and quantization parameters.
 - A lowering raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
 
@@ -65,7 +66,7 @@ class OpSpec:
         homogeneous: Number of trailing axes along which a factor s > 0 must be constant so that f(s x) = s f(x), or None if
             this never holds.
         steps: Whether the function has discontinuities, across which an int16 table must not interpolate.
-        truths: Whether operands are interpreted as Booleans.
+        truths: Whether operands are interpreted as truth values.
         int32: Whether the lowering supports int32 activations.
         needs: TOSA operator required if an index is computed, or an empty string.
         samples: Example calls for tests and documentation.
