@@ -26,7 +26,6 @@ from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
 from ethorch.program.restoring import restore
 from ethorch.program.saving import check_file, check_writable, tosa_of, write_program
-from ethorch.report.page import page
 from ethorch.report.summary import largest_layers, summary
 from ethorch.support import trees
 from ethorch.support.errors import EthorchError, HostError, SpecError
@@ -420,6 +419,8 @@ class Program:
         Raises:
             EthorchError: The file cannot be written, or the comparison failed.
         """
+        from ethorch.report.page import page  # saves 15 ms of every command that loads a program
+
         target = Path(path)
         check_file(target)
         _ = self.accuracy  # measure accuracy now, so that to_json contains it

@@ -217,7 +217,7 @@ def _check_range(name: str, low: int, high: int, bits: int) -> None:
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
             "config.range",
-            f"expected a {name} range within {allowed[0]}..{allowed[1]} (int{bits}) that contains zero and another value, "
+            f"expected a {name} range that contains 0 and at least one other value, within {allowed[0]}..{allowed[1]} (int{bits}), "
             f"got {low}..{high}",
         )
 

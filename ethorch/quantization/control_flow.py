@@ -314,7 +314,7 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
         )
     if unreached:
         logger.warning(
-            "none of %d calibration samples reached %s. These branches were calibrated with the operands of other "
+            "the %d calibration samples never reached %s. These branches were calibrated with the operands of other "
             "branches, so their ranges may be wrong. Add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),

@@ -44,7 +44,7 @@ def _full_name(name: str) -> str:
 
 
 def base_name(operator: str) -> str:
-    """Return the name without namespace, overload, outer underscores and ``_copy``.
+    """Return the name without its namespace, overload, outer underscores or ``_copy``.
 
     For example, ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
     """

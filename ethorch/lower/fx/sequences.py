@@ -19,8 +19,8 @@ def refuse_long_sequence(steps: int) -> None:
     if steps > MOST_STEPS:
         raise QuantizationError(
             "recurrent.steps",
-            f"expected at most {MOST_STEPS} steps of a recurrent layer, got {steps}; each step becomes separate operators. "
-            "Call the model with one section of the sequence at a time, and pass the returned state to the next call.",
+            f"expected at most {MOST_STEPS} steps of a recurrent layer, got {steps}; each step becomes a separate set of "
+            "operators. Call the model with one section of the sequence at a time, and pass the returned state to the next call.",
         )
 
 

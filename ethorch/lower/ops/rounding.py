@@ -1,7 +1,7 @@
 """Rounding to integers, and remainders.
 
-int8 operators use a table. int16 operators use a ``Threshold`` if its results match PyTorch's, or tables that represent the
-discontinuities.
+int8 operators use a table. int16 operators use a ``Threshold`` if its results match PyTorch's; otherwise, they use tables that
+represent the discontinuities.
 """
 
 from __future__ import annotations

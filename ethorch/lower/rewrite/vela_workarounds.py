@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange commutative operands if Vela stores the second in only one shape. Otherwise, copy or reshape the first operand."""
+    """If Vela stores the second operand in only one shape, swap the operands. Otherwise, or for SUB, copy or reshape the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)

@@ -34,8 +34,8 @@ class Inspection:
     def to_dataframe(self, include_units: bool = True) -> Any:
         """Return the Inspector's table as a pandas DataFrame, with two columns added.
 
-        ``estimated_cycles`` contains NPU cycles estimated by Vela, CPU cycles estimated with ``ethorch.figures.RATES``, or None for
-        all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles.
+        ``estimated_cycles`` contains NPU cycles estimated by Vela and CPU cycles estimated with ``ethorch.figures.RATES``. It is
+        None for all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles.
         """
         table = self.inspector.to_dataframe(include_units=include_units)
         estimates = list(self._estimate_events(table["event_name"]))
