@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ethorch.npu.arithmetic import ceil_div
 from ethorch.npu.feature_map import BRICK, FeatureMap
 from ethorch.npu.filters import Streams
-from ethorch.npu.forms import Copy
+from ethorch.npu.forms import Copy, Transfer
 from ethorch.npu.ir.image import CONSTANTS, Image
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.registers import U55, U85
+from ethorch.npu.runs import Run
 from ethorch.npu.verify.instruction import Facts, reject
 from ethorch.npu.verify.rejection import Rejection
 
@@ -67,10 +70,20 @@ def _check_transfer(facts: Facts, index: int) -> Iterator[Rejection]:
         yield reject(facts, index, "length", "DMA0_LEN", 0, "at least 1")
     for read in facts.reads:
         for written in facts.writes:
-            overlaps = read.region == written.region and read.low < written.high and written.low < read.high
-            is_onto_itself = facts.prepared is not None and isinstance(facts.prepared.form, Copy) and read.base == written.base
-            if overlaps and not is_onto_itself:
+            if _share_bytes(facts, read, written):
                 yield reject(facts, index, "overlap", "DMA0_DST", written.base, f"addresses outside the source at {read.base}")
+
+
+def _share_bytes(facts: Facts, read: Run, written: Run) -> bool:
+    """Return True if a transfer writes bytes that it reads, except if it copies one range of bytes onto itself."""
+    if read.region != written.region or read.low >= written.high or written.low >= read.high:
+        return False
+    form = facts.prepared.form if facts.prepared else None
+    if isinstance(form, Copy):
+        return read.base != written.base
+    if not isinstance(form, Transfer) or read.register != "DMA0_SRC" or form.source_rows is None or form.target_rows is None:
+        return True
+    return bool(np.isin(form.source_rows.addresses(), form.target_rows.addresses()).any())
 
 
 def _check_streams(facts: Facts, index: int, streams: Streams) -> Iterator[Rejection]:

@@ -207,6 +207,19 @@ def test_a_strided_transfer_onto_its_source_is_rejected(offset: int) -> None:
     assert any(rejection.rule == "overlap" and rejection.register == "DMA0_DST" for rejection in rejections)
 
 
+def test_a_transfer_between_the_rows_of_its_source_is_accepted() -> None:
+    """The rows of the source are 2 bytes long and 32 bytes apart."""
+    _, result = replace_copies("swapped", "ethos-u85-256")
+    stream = result.stream
+    op = next(op for op in stream.ops if isinstance(op.prepared.form, Transfer))
+    region = op.registers["DMA0_SRC_REGION"] & 7
+    rows = {"DMA0_LEN": 2, "DMA0_SIZE0": 2, "DMA0_SIZE1": 1, "DMA0_SRC": 0, "DMA0_SRC_STRIDE0": 32, "DMA0_DST_STRIDE0": 4}
+    for target, is_rejected in ((2, False), (16, False), (26, False), (27, True), (0, True), (31, True)):
+        changed = replace(stream, ops=[op.copy(**rows, DMA0_DST_REGION=region, DMA0_DST=target)])
+        rejections = verify_listing(list_instructions(changed), stream.image)
+        assert any("outside the source" in str(rejection) for rejection in rejections) == is_rejected, target
+
+
 def test_a_read_depends_on_each_transfer_between_whose_rows_it_reads() -> None:
     """Two transfers write the even and the odd bytes of a map."""
     _, result = replace_copies("rotary", "ethos-u85-256")
