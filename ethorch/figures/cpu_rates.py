@@ -87,6 +87,7 @@ def rate_of(kernel: str) -> Rate:
     if namespace == "executorch_prim":
         return RATES["none"]
     if namespace == "cortex_m":
+        name = name.removesuffix("_nhwc")
         if (vectorized := f"{name.removesuffix('_per_tensor')}.cortex_m") in RATES:
             return RATES[vectorized]
         name = name if name in CPU_OPERATORS else name.removeprefix("quantized_")
@@ -105,17 +106,22 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
     return round(rate.cycles * max((prod(value.shape) for value in (*inputs, *outputs)), default=0))
 
 
-def macs_of(kernel: str, inputs: list[Value], outputs: list[Value]) -> int:
+def macs_of(kernel: str, inputs: list[Value], outputs: list[Value], transposed: bool = False) -> int:
     """Return the number of multiply-accumulates of a call, or 0 if the kernel's rate is not per MAC.
 
-    For matrix products, the number per output element is the size of the reduction axis. For other operators, it is the product of
-    all weight dimensions except the first.
+    Args:
+        transposed: Whether ``aten::convolution`` is transposed, so that each input element is multiplied by a kernel.
     """
     if rate_of(kernel).unit != "mac" or len(inputs) < 2 or not outputs:
         return 0
-    name = base_name(kernel)
+    name = base_name(kernel).removesuffix("_nhwc")
+    first, second, result = inputs[0].shape, inputs[1].shape, outputs[0].shape
     if name in ("mm", "bmm", "matmul", "quantized_batch_matmul"):
-        return prod(outputs[0].shape) * inputs[0].shape[-1]
+        return prod(result) * prod(first[-1:])
     if name == "addmm":
-        return prod(outputs[0].shape) * inputs[1].shape[-1]
-    return prod(outputs[0].shape) * prod(inputs[1].shape[1:])
+        return prod(result) * prod(second[-1:])
+    if name == "quantized_depthwise_conv2d":  # weights [1, H, W, O]
+        return prod(result) * prod(second[1:3])
+    if name == "quantized_transpose_conv2d":  # weights [O, H, W, I]
+        return prod(first) * prod(second[:3])
+    return prod(first if transposed else result) * prod(second[1:])

@@ -86,7 +86,7 @@ def _npu_layers(program: Subject, delegate: int, first: int) -> list[Layer]:
 def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) -> Layer:
     inputs, outputs = ends_of(program, call)
     input_values, output_values = [value for _, value in inputs], [value for _, value in outputs]
-    macs = macs_of(call.operator, input_values, output_values)
+    macs = macs_of(call.operator, input_values, output_values, _is_transposed(program, call))
     ends = [number for number, _ in inputs if number in program.method.inputs]
     ends += [number for number, _ in outputs if number in program.method.outputs] or [number for number, _ in outputs]
     return Layer(
@@ -107,6 +107,11 @@ def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) 
         library=library_of(call.operator),
         estimate=rate_of(call.operator).name,
     )
+
+
+def _is_transposed(program: Subject, call: Call) -> bool:
+    """Return the argument ``transposed`` of ``aten::convolution``, or False for other operators."""
+    return base_name(call.operator) == "convolution" and len(call.args) > 6 and bool(program.method.values[call.args[6]].number)
 
 
 def ends_of(program: Subject, call: Call) -> tuple[list[tuple[int, Value]], list[tuple[int, Value]]]:

@@ -8,14 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from executorch.exir import to_edge
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ethorch.figures import RATES, Layer, layers
+from ethorch.figures.cpu_rates import macs_of
 from ethorch.formats import pte
+from ethorch.formats.pte_types import Value
 from ethorch.npu import Machine, Program
 from ethorch.support.errors import FormatError
 from ethorch.targets.npus import TARGETS
 from tests.figures.programs import CASES, built
 
+Shape = tuple[int, ...]
 NPU_CASES = [name for name in CASES if name != "on_cpu"]
 
 
@@ -98,6 +105,41 @@ def test_cpu_layers_have_kernel_library_estimate_and_line() -> None:
     assert topk.source.startswith("programs.py:") and topk.cycles == RATES["sort"].cycles * 8 * 8 * 8
     assert found[-1].name == "dequantize_per_tensor output 0"
     assert found[-1].read_bytes == {"Ram": 4 * 64} and found[-1].written_bytes == {"Ram": 4 * 4 * 64}
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1), (2, 4, 9, 9)),
+        (nn.Conv2d(4, 8, 3, groups=4), (1, 4, 9, 7)),
+        (nn.Conv1d(4, 6, 5), (1, 4, 12)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), (1, 4, 5, 7)),
+        (nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2), (1, 4, 5, 7)),
+        (nn.Linear(6, 10), (3, 6)),
+    ],
+)
+def test_macs_of_a_cpu_operator_are_those_that_torch_counts(module: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape)
+    with FlopCounterMode(display=False) as counter:
+        module(x)
+    program = to_edge(torch.export.export(module.eval(), (x,))).to_executorch().buffer
+    assert 2 * sum(layer.macs for layer in layers(program)) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "x", "weights", "output", "macs"),
+    [
+        ("quantized_conv2d", (1, 4, 9, 9), (6, 3, 5, 4), (1, 6, 7, 5), 6 * 7 * 5 * 3 * 5 * 4),
+        ("quantized_depthwise_conv2d", (1, 4, 9, 9), (1, 3, 5, 8), (1, 8, 7, 5), 8 * 7 * 5 * 3 * 5),
+        ("quantized_transpose_conv2d", (1, 4, 9, 9), (6, 3, 5, 4), (1, 6, 19, 21), 9 * 9 * 4 * 6 * 3 * 5),
+        ("quantized_linear", (2, 7), (5, 7), (2, 5), 2 * 5 * 7),
+        ("quantized_batch_matmul", (3, 2, 7), (3, 5, 7), (3, 2, 5), 3 * 2 * 5 * 7),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", "_nhwc"])
+def test_macs_of_cortex_m_kernels(kernel: str, x: Shape, weights: Shape, output: Shape, macs: int, suffix: str) -> None:
+    first, second, result = (Value("tensor", "int8", shape) for shape in (x, weights, output))
+    assert macs_of(f"cortex_m::{kernel}{suffix}.out", [first, second], [result]) == macs
 
 
 @pytest.mark.parametrize("name", [name for name in NPU_CASES if name != "branches"])
