@@ -117,8 +117,8 @@ class Speaker:
             )
         if prefill is not None and len(prefill.inputs) != 3 + (source is not None):
             raise EthorchError(
-                f"prefill: expected the inputs {'source, ' if source is not None else ''}tokens, positions and index of the last "
-                f"token, got {count_noun(len(prefill.inputs), 'input')}. Use ethorch.language.language_model."
+                f"prefill: expected the inputs {'source, ' if source is not None else ''}tokens, positions and the index of the "
+                f"last token, got {count_noun(len(prefill.inputs), 'input')}. Use ethorch.language.language_model."
             )
         if context is None:
             context = _find_written_rows(decode)

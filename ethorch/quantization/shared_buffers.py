@@ -72,7 +72,7 @@ def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
-    """Share the ranges of written buffers, and of corresponding operators in shared submodules, between models.
+    """Share ranges between models: those of written buffers, and of corresponding operators in shared submodules.
 
     Prefill and decode then compute the same integer values for a token, and their encoded weights, biases and scales are equal.
 

@@ -32,7 +32,7 @@ class TosaCompileSpec(ArmCompileSpec):
     """A compile spec that produces TOSA flatbuffers, for compilation by another tool.
 
     Raises:
-        SpecError: The text is not a TOSA specification.
+        SpecError: The specification is invalid.
     """
 
     _OUTPUT_FORMAT = "tosa"

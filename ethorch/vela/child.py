@@ -38,7 +38,7 @@ def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) 
         if child.returncode < 0:
             raise VelaError(
                 f"Vela was terminated by signal {-child.returncode}. The graph may be damaged, memory may be insufficient, or Vela "
-                "has a bug."
+                "may have a bug."
             )
         try:
             result = json.loads((folder / "result.json").read_text())

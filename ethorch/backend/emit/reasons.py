@@ -81,7 +81,7 @@ def output_buffer() -> Reason:
     return Reason(
         "writer.returned_buffer",
         "the program returns a constant or a buffer",
-        "No action is required. ExecuTorch's lowering produces equal results.",
+        "No action is required. ExecuTorch's lowering produces the same results.",
     )
 
 

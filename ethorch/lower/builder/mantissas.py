@@ -27,7 +27,7 @@ class Mantissas:
 
     Attributes:
         base: 2, or 4 for roots.
-        index: INT16 input of a TABLE for m. The lowest input represents v = 0.
+        index: INT16 input of a TABLE that computes m. The lowest input represents v = 0.
         exponent: INT32 h.
     """
 

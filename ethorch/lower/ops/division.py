@@ -1,4 +1,4 @@
-"""Quotients, remainders and powers of two tensors."""
+"""Quotient, remainder and power of a pair of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode weight and scale streams into signed 9-bit weights, biases and scales."""
+"""Decode weight and scale streams into biases, scales and signed 9-bit weights."""
 
 # The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice
 # serially. NumPy then extracts the symbols of all chunks in parallel. ``weights.cpp`` is faster. ``ethosu.mlw_codec.decode`` is

@@ -106,7 +106,7 @@ class Chart:
 
 
 def round_step(step: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten."""
+    """Return the least number at or above the argument that is 1, 2 or 5 times a power of ten."""
     if not (step > 0 and math.isfinite(step)):
         return 1.0
     power = 10.0 ** math.floor(math.log10(step))
