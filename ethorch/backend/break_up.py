@@ -29,7 +29,7 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace each edge operator that has a decomposition with the resulting core ATen operators.
+    """Decompose each edge operator in ``nodes`` into core ATen operators, if it has a decomposition.
 
     Returns:
         The new operators, with the metadata of the replaced operators.

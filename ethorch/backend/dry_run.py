@@ -39,8 +39,8 @@ class DryRun:
     Attributes:
         report: PartitionReport of all programs processed so far.
         declined: Operators that the dry run accepted but that a delegate's lowering or Vela rejected.
-        begins: Operators that begin a new delegate because a command stream was too long, mapped to the numbers that
-            ``group_nodes`` adds to their levels.
+        begins: Operator that begins a new delegate because a command stream was too long -> number that ``group_nodes`` adds
+            to its level.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):

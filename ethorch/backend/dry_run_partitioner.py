@@ -86,7 +86,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return tags
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that ExecuTorch must not decompose because they run on the NPU, and an optional node filter.
+        """Return the operators of NPU nodes, which ExecuTorch must not decompose, and an optional node filter.
 
         The filter, which accepts only NPU nodes, is omitted if all nodes with these operators run on the NPU. With a filter,
         ExecuTorch decomposes the program twice.
@@ -134,7 +134,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
             )
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Prepare an edge program for ``partition``, which must not change the program.
+        """Prepare an edge program in advance, because ``partition`` must not change it.
 
         If ``additional_checks`` is set, decompose operators that stay on the CPU. Call ``pick_codes``. Copy quantize, dequantize,
         cast and constant operators for each delegate that reads them.

@@ -1,4 +1,4 @@
-"""Compute matrix products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations per product.
+"""Compute matrix products of two int8 activations on the CPU, because the Ethos-U55 and U65 need many operations per product.
 
 ExecuTorch's ``cortex_m`` library calls CMSIS-NN, which uses Helium on Cortex-M55 and M85.
 """
@@ -58,14 +58,14 @@ def reason_for_cpu(node: Node) -> Reason | None:
 
 
 def products(module: GraphModule) -> list[Node]:
-    """Return the matrix products in a graph from ``convert_pt2e`` whose two operands and result are int8 activations."""
+    """Return a converted graph's matrix products whose operands and results are int8 activations."""
     return [node for node in module.graph.nodes if _product(node) is not None]
 
 
 def move_products_to_cpu(module: GraphModule) -> GraphModule:
     """Return a copy of the graph in which the CPU operator ``ethorch.quantized_batch_matmul`` replaces each node from ``products``.
 
-    Because of rounding, results may differ by 1 from those of the NPU. Raise EthorchError if the graph has no such product.
+    Because of rounding, results may differ by 1 from those of the NPU. Raise EthorchError if ``products`` finds nothing.
     """
     if not products(module):
         raise EthorchError(

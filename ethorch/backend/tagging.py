@@ -13,7 +13,7 @@ from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, c
 
 
 def is_plumbing(node: Node) -> bool:
-    """Return True if the node is a quantize, dequantize or getitem node. Such nodes belong to the partition of their operator."""
+    """Return True if the node is a quantize, dequantize or getitem node. Such nodes belong to an adjacent operator's partition."""
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
@@ -57,7 +57,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes. Omit nodes that only assertions read, unless they read another returned node."""
+    """Return the tagged nodes, except nodes that only assertions read and whose inputs are not returned."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
@@ -78,11 +78,11 @@ def group_nodes(
     """Partition the tagged nodes into the fewest groups such that no path leaves and reenters a group.
 
     A node's level is the largest number of transitions to the CPU on a path to the node. No path between nodes of one level
-    contains CPU operators, so these nodes form a group. Groups are in graph order and contain no dequantize nodes.
+    contains CPU operators, so these nodes form a group. Groups are in order of level and contain no dequantize nodes.
 
     Args:
         inner: Casts whose results a delegate cannot return. A cast belongs to the partition of its readers.
-        later: Operators that begin a group, mapped to the numbers added to their levels.
+        later: Operator that begins a group -> number added to its level.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -101,7 +101,7 @@ def group_nodes(
 
 
 def skip_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
-    """Return ``node`` or its nearest predecessor that is neither a dequantize node nor in ``inner``."""
+    """Return the first node, from ``node`` backward, that is neither a dequantize node nor in ``inner``."""
     while op_name(node.target) in DEQUANTIZE or node in inner:
         node = node.all_input_nodes[0]
     return node

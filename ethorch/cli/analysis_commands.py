@@ -41,7 +41,7 @@ def evaluate(
     batch: Annotated[int, option(help="Number of samples in one batch [32].", min=1)] = 32,
     jobs: Annotated[int | None, option(help="Number of worker processes [threads instead of processes].", min=1)] = None,
 ) -> Answer:
-    """Measure the accuracy of the simulated NPU and, if available, the float and quantized models on a data set."""
+    """Measure accuracy on a data set: of the simulated NPU and, if available, of the float and quantized models."""
     from ethorch.targets.settings import Settings
 
     flags = {"mean": options.numbers_of("--mean", mean), "std": options.numbers_of("--std", std), "max_samples": max_samples}

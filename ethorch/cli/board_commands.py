@@ -37,7 +37,7 @@ def boards(
     ] = None,
     output: Annotated[Path | None, option("--output", "-o", help="File for the fitted board [none].", metavar="FILE.toml")] = None,
 ) -> Answer:
-    """List boards, or print one board's NPUs, memories and clocks, with the sources of these numbers."""
+    """List boards, or print one board's NPUs, memories and clocks with the source of each figure."""
     if fit is not None:
         if board is None:
             raise SpecError("--fit requires a board to start from. Pass NAME or FILE.")

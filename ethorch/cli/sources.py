@@ -75,7 +75,7 @@ def read_one_model(name: str, settings: Settings) -> UserModel:
 
 
 def read_samples(settings: Settings, paths: Any) -> Any:
-    """Read samples from files, normalized and limited by the settings, or return None if no path is set.
+    """Read samples from files, with the settings' normalization and maximum number, or return None if ``paths`` is empty.
 
     Raises:
         SpecError: Only one of ``mean`` and ``std`` is set.

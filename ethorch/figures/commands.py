@@ -30,7 +30,7 @@ class CommandMap:
     def at(self, position: int) -> int:
         """Return the index of the layer that runs while register QREAD is ``position``.
 
-        This is the layer of the last completely read command. Before that, it is the first layer.
+        This is the layer of the last completely read command, if any, otherwise the first layer.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 

@@ -1,6 +1,6 @@
 """The kernel library and estimated Cortex-M55 cycles of each CPU operator.
 
-No rate was measured on a Cortex-M55. Use rates to rank layers, not to predict the time on a board.
+The rates were not measured on a Cortex-M55. Use them to rank layers, not to predict the time on a board.
 """
 
 from __future__ import annotations

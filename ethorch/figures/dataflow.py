@@ -26,7 +26,7 @@ class Dataflow:
     Attributes:
         layers: Layers in execution order. Each NPU layer is one operation in a command stream.
         inputs, outputs: Display names, e.g. ``input 0``.
-        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
+        edges: Pairs (producer, consumer) of input names, output names, or layer indices as text.
     """
 
     layers: tuple[Layer, ...]
@@ -115,7 +115,7 @@ class _Memory:
         self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Return a view of the range's indices into ``_writer_sets``, one per byte, and a mask of the accessed bytes."""
+        """Return the ``_writer_sets`` index of each byte in an access's range (a view), and a mask of the accessed bytes."""
         low, high = extent(access)
         writers = self._writers.get(access.region, np.zeros(0, np.int32))
         if writers.size < high:

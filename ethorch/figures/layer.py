@@ -30,7 +30,7 @@ class Layer:
 
     Attributes:
         index: Position in execution order.
-        name: Name of an NPU operation's output tensor, or the operation's kind and index if unknown. For a CPU operator, the
+        name: Name of an NPU operation's output tensor or, if unknown, the operation's kind and index. For a CPU operator, the
             kernel's name and the name of an input or output.
         where: ``NPU`` or ``CPU``.
         delegate: Delegate number, or None on the CPU.
@@ -40,7 +40,7 @@ class Layer:
         module, source: Module path and ``file.py:line`` in the user's code, or "" if unknown.
         cycles: NPU or Cortex-M55 clock cycles, or None if unknown.
         npu_cycles: Cycles of the computation without memory stalls, or None on the CPU or if unknown.
-        share: Fraction of the program's cycles, assuming equal NPU and CPU clocks. None if a layer's cycles are unknown.
+        share: Fraction of the program's cycles, assuming equal NPU and CPU clocks. None if any layer's cycles are unknown.
         utilization: ``macs`` divided by the MACs that the NPU can compute in ``cycles``, or None if unknown.
         bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
         access_cycles: Access cycles for each memory.

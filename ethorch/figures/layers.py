@@ -34,7 +34,7 @@ def layers(
 
     For a .pte, each NPU command that starts a computation is one layer, with bytes and multiply-accumulates.
     If ``sources`` is passed, all commands of an operator are one layer with cycles, PyTorch operators and source lines.
-    Layers of all branches are listed, in stored order.
+    Layers of all control flow branches are listed, in stored order.
 
     Args:
         source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.

@@ -123,7 +123,7 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 
 
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the bytes that kernel lookup requests from the temporary allocator, or 0 if the method calls no kernel.
+    """Return the bytes that kernel lookup requests from the temporary allocator, or 0 for a method without kernel calls.
 
     The runtime requests bytes for 16 axes of each argument, but uses only ``max_lookup_use`` bytes.
     """

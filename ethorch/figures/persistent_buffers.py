@@ -22,8 +22,8 @@ class Reads:
 
     Attributes:
         inputs: Accesses by the command stream to persistent inputs and outputs.
-        numbers: Delegate input that can be read in place -> its index in ``inputs``.
-        outputs: Delegate output that can be written in place -> its index among the outputs in ``inputs``. The stream reads the
+        numbers: Delegate input that can be read in place -> its index in ``inputs.readable``.
+        outputs: Delegate output that can be written in place -> its index in ``inputs.writable``. The stream reads the
             overwritten buffer only before the write.
     """
 

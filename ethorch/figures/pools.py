@@ -16,7 +16,8 @@ class Pools:
 
     Attributes:
         method_pool_bytes: Method allocator. See ``figures.method_pool``.
-        delegate_bytes: Bytes that ethorch's Cortex-M delegate adds to the method allocator. Arm's delegate uses the heap instead.
+        delegate_bytes: Additional bytes of the method allocator for ethorch's Cortex-M delegate. Arm's delegate uses the heap
+            instead.
         temporary_pool_bytes: Temporary allocator (largest of scratch region, kernel memory and kernel lookup).
         planned_bytes: Buffers in the memory plan, in order.
         io_bytes: Inputs and outputs that the application allocates, outside the memory plan.

@@ -132,7 +132,7 @@ class Subject:
         return tuple(states)
 
     def tensors_of(self, index: int) -> list[tuple[int, Value]]:
-        """Return (number, tensor) for each tensor in an argument of a call."""
+        """Return (value index, tensor) for each tensor in an argument of a call."""
         value = self.method.values[index]
         items = value.items if value.kind.startswith("tensor") else ()
         numbers = [index] if value.kind == "tensor" else [item for item in items if item >= 0]

@@ -41,7 +41,7 @@ class Event:
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Schedule layers sequentially, but start a layer's weight transfers during the previous layer if that runs on the NPU.
+    """Schedule layers sequentially, but start weight transfers during the previous layer if it runs on the NPU.
 
     Omit layers with 0 cycles.
 

@@ -22,7 +22,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], obsolete: Iterable[str] = ()) -> None:
-    """Write files to a folder, and keep its other files. If a write fails, undo all changes.
+    """Write files to a folder, and remove only obsolete files. If a write fails, undo all changes.
 
     Args:
         contents: Bytes of each file, keyed by path relative to the folder.

@@ -108,8 +108,8 @@ class DelegatePayload:
         """Serialize the payload. ``unpack`` restores an equal payload.
 
         Args:
-            external: Names of blocks, such as ``weight_data``, that contain only the key of named data in the program (see
-                ``external_key``). They require ExecuTorch 1.5 or newer. Delegates with equal data share one copy.
+            external: Names of blocks, such as ``weight_data``, to replace with keys of named data in the program (see
+                ``external_key``). This requires ExecuTorch 1.5 or newer. Delegates with equal data share one copy.
         """
         blocks = {
             _BEGIN: b"",

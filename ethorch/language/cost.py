@@ -46,7 +46,7 @@ class DecodeCost:
         floor: Sum over layers of the minimum cycles to read the weights once with one memory stream or to compute the
             multiply-accumulates, whichever is longer.
         peak_floor: Minimum cycles at the full memory speed, which a single stream does not reach in Vela's estimate.
-        weight_bytes: Size of the weights read for one token before Vela's encoding, at 4 or 8 bits per weight.
+        weight_bytes: Unencoded size, at 4 or 8 bits per weight, of the weights read for one token.
         constant_bytes: Size of the constants encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.

@@ -49,7 +49,7 @@ class _Parts:
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
     """A layer's cache: keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]``.
 
-    ``write`` stores the new rows after the model has run. With these layouts, matrix products of few queries need no transpose.
+    ``write`` stores the new rows after the model has run. With these layouts, matrix products of few queries avoid transposes.
     """
 
     is_compileable, is_sliding = True, False

@@ -39,7 +39,7 @@ def language_model(
 
     Args:
         model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
-        prompt: Number of tokens per prefill call, or 0 for no prefill. A sequence creates a method per number.
+        prompt: Number of tokens per prefill call, or 0 to omit prefill. A sequence creates one method per number.
         vocabulary: Vocabulary size of a module with ``forward(tokens, positions)``. Default: that of its first embedding.
         source: Example token ids or features for a sequence-to-sequence model. All sources must have this shape.
         indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
@@ -115,7 +115,7 @@ def from_folder(
     source: Tensor | None = None,
     store_table_once: bool = False,
 ) -> LanguageModel:
-    """Load a language model from a folder written by ``save_pretrained`` (safetensors). Nothing is downloaded.
+    """Load a language model from a folder written by ``save_pretrained`` (safetensors), without downloads.
 
     See :func:`language_model` for all arguments except ``folder``.
 

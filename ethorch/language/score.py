@@ -124,7 +124,7 @@ def scores(
         write: Number of tokens to generate after each prompt, for ``free_running``.
 
     Raises:
-        EthorchError: No column or text is passed, or a text is too short or too long.
+        EthorchError: ``columns`` or ``texts`` is empty, or a text is too short or too long.
     """
     if not columns or not texts:
         raise EthorchError(f"expected at least one model and one text, got {len(columns)} and {len(texts)}.")

@@ -154,7 +154,7 @@ class Speaker:
         Prefill methods read several tokens at once, unless a call would exceed the context.
 
         Raises:
-            EthorchError: ``ids`` is empty, has more tokens than the context has free positions, or exceeds the vocabulary.
+            EthorchError: ``ids`` is empty, is longer than the remaining context, or contains an id outside the vocabulary.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)

@@ -44,7 +44,7 @@ class Characters:
 
     @classmethod
     def of(cls, text: str) -> Characters:
-        """Create a vocabulary from the sorted characters of ``text``, plus U+FFFD for unknown characters."""
+        """Create a tokenizer from the sorted characters of ``text``, plus U+FFFD for unknown characters."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
     def unknown(self, text: str) -> str:
@@ -101,7 +101,7 @@ def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) ->
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a ``tokenizer.json``, a folder that contains one, or a file written by ``Characters.save``. No code is executed.
+    """Load a ``tokenizer.json``, a folder that contains one, or a file written by ``Characters.save``. Code is not executed.
 
     Raises:
         EthorchError: The file does not exist or has another format, or the tokenizers library is not installed.

@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor, each lowered to a table lookup."""
+"""Chains of pointwise operators on one quantized tensor. A chain is lowered to one table lookup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OnCpu:
 
 @dataclass(frozen=True)
 class PointwiseChain:
-    """A chain of pointwise operators on one quantized tensor. It can be lowered to a table lookup.
+    """A chain of pointwise operators on one quantized tensor.
 
     Attributes:
         source: The only operand of the chain that is not constant.

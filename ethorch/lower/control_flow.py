@@ -1,6 +1,6 @@
 """Lowering of ``torch.cond`` to COND_IF and of ``while_loop`` to WHILE_LOOP.
 
-Each subgraph becomes a TOSA region. Tensors from outside the subgraph become inputs of the region. Constants are copied into it.
+Each subgraph becomes a TOSA region. Tensors from outside become inputs of the region. Constants are copied into the region.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Frame(ABC):
 
     Attributes:
         inputs: The TOSA input for each node that is computed outside the TOSA graph.
-        env: Lowered value of each node, i.e. a QTensor on the NPU, a PointwiseChain, a constant array, OnCpu, or, for a
+        env: Lowered value of each node: a QTensor on the NPU, a PointwiseChain, a constant array, OnCpu, or, for a
             multi-output operator, a list of these.
         supported: Nodes of ``graph`` that can run on the NPU.
         inside: Supported nodes of control-flow subgraphs.

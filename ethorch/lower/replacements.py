@@ -1,6 +1,6 @@
 """Remedies for operators without a lowering.
 
-The first regular expression that matches an operator's name (without namespace, overload and ``_copy``) selects the remedy.
+The first regular expression that matches an operator's name (without its namespace, overload or ``_copy``) selects the remedy.
 """
 
 from __future__ import annotations

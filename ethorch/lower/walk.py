@@ -177,7 +177,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return an empty constant if the node's result is empty, or else None. Raise Unsupported if the result is an output."""
+        """Return an empty constant if the node's result is empty, or else None. Raise Unsupported for an empty output."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None

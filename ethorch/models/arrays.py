@@ -14,7 +14,7 @@ from ethorch.formats.pte_types import Method
 
 
 def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
-    """Return random inputs for a method: Gaussian floats and uniform integers. Integers above 16 bits and bools are 0 or 1."""
+    """Return random inputs for a method: Gaussian floats and uniform integers. Bools and integers above 16 bits are 0 or 1."""
     generator = np.random.default_rng(seed)
     inputs: list[Any] = []
     for index in method.inputs:
@@ -43,7 +43,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Describe an array as a JSON-compatible dict of dtype, shape, text (up to 8 values), and minimum and maximum if real."""
+    """Describe an array as a JSON-compatible dict of dtype, shape, text (up to 8 values), minimum and maximum (for real values)."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

@@ -106,7 +106,7 @@ class UserMethods:
     """A group of models that share buffers or weights, and become the methods of one program.
 
     Attributes:
-        models: Models by method name. Tensors that they share are the same objects. Their ``calibration`` is not used.
+        models: Models by method name. Shared tensors are the same objects. The models' ``calibration`` is not used.
         sessions: Sequences of calibration calls (name, inputs). Each session starts with the initial values of the buffers.
         alternatives: Whether the models are one model with different input shapes and shared quantization parameters.
         paddings: Axes along which inputs may be padded, if ``alternatives`` is set.

@@ -23,7 +23,7 @@ class OpenSize(Exception):
 def is_dynamic(node: Node) -> bool:
     """Return True if the result or an input of ``node`` has a dynamic dim.
 
-    Data-dependent sizes are not included. See ``lower.fx.node.shape_of_values``.
+    Data-dependent sizes do not count. See ``lower.fx.node.shape_of_values``.
     """
     values = [operand.meta.get("val") for operand in (node, *node.all_input_nodes)]
     return any(isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size) for size in _sizes(values))
@@ -39,7 +39,7 @@ def is_size(node: Node) -> bool:
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of the first tensor with dynamic dims in a node's result or inputs, e.g. ``[1, 8..128, 16]``."""
+    """Return the shape of the first tensor that has dynamic dims, among a node's result and inputs, e.g. ``[1, 8..128, 16]``."""
     for operand in (node, *node.all_input_nodes):
         for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):

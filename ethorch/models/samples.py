@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """An iterable over samples with a transform and a limit. See ``ethorch.samples``."""
+    """An iterable over samples, with an optional transform and limit. See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
@@ -67,8 +67,8 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
 
     Args:
         source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
-            folders (.npy, .npz, .pt, .csv, .wav, images). Files in subfolders are labeled
-            with the subfolder's index in alphabetical order.
+            folders (.npy, .npz, .pt, .csv, .wav, images). Files in subfolders are labeled with the subfolder's index in
+            alphabetical order.
         transform: Function applied to each item before it is checked. Images are float32 in 0..1.
         limit: Maximum number of samples. Each element of a batch counts.
 

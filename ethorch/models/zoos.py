@@ -36,7 +36,7 @@ def load(zoo: str, name: str) -> ModelAndInputs:
     - ``torchvision:mobilenet_v2``: A classification network with input float[1, 3, 224, 224].
     - ``timm:NAME``: A timm network with its default input size.
     - ``hf:FOLDER``: A folder written by ``save_pretrained``, with safetensors weights. The input is 32 token ids or an image of the
-      configured size. Decoders have no caches. See ``ethorch.language``.
+      configured size. Decoders are loaded without caches. See ``ethorch.language``.
     - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2. Weights are downloaded if necessary. Without a network
       connection, examples based on torchvision or timm have random weights, with a warning.
 
@@ -245,7 +245,7 @@ def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
     If the extension does not match, the operator ``torchvision::nms`` is missing and the import fails. Declaring the operator's
-    schema is sufficient for networks that do not call it.
+    schema is sufficient for networks that do not call the operator.
 
     Args:
         needed: Whether to raise an error, instead of returning an empty module, if torchvision is missing.

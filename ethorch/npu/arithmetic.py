@@ -139,7 +139,7 @@ def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid as 16384 plus half of tanh, by interpolating a table with one entry per 2**9 codes (npu-reference 6.4)."""
+    """Compute sigmoid(x) as 16384 + tanh(x/2)/2, by interpolating a table with one entry per 2**9 codes (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 

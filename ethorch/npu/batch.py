@@ -45,7 +45,7 @@ def run_many(
     A machine keeps its memory contents between images. Results must not depend on the initial contents of scratch.
 
     Args:
-        inputs: Location of each input, and the input's array with images along axis 0.
+        inputs: (location, array) of each input, with images along axis 0.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2.
         threads: Number of threads. Default: the number of available CPUs.
         machine: Function that creates a machine, called once per thread. Default: ``Machine`` with the above sizes.

@@ -60,7 +60,7 @@ def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
 
 
 def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any]]:
-    """Return the non-empty attributes of each ``Line`` as a dict."""
+    """Return one dict per ``Line`` with its non-empty attributes."""
     result = []
     for line in lines(program, sources):
         row = {k: v for k, v in vars(line).items() if k != "source" and (v or k in ("command", "offset"))}

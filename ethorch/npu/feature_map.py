@@ -200,7 +200,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """Return the feature map of shape ``shape`` described by the registers with ``prefix`` (IFM, IFM2 or OFM)."""
+    """Return the feature map of ``shape`` that the registers with ``prefix`` (IFM, IFM2 or OFM) describe."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(

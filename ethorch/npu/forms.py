@@ -117,7 +117,7 @@ class Value:
         name: U85 name of the mode: ADD, MUL, ...
         compute: Function of int64 arrays, which also applies ``scales`` to its operands.
         wraps: Whether the result is truncated to 32 bits.
-        rounds: Whether a right shift rounds half up instead of down.
+        rounds: Whether right shifts round to nearest (half up) instead of down.
         mask: Mask of the first operand's bits that LSR uses, or -1 for all bits.
     """
 
@@ -144,7 +144,7 @@ class Resize:
     """A resize operation of U85.
 
     Attributes:
-        rows, columns: Denominator of the weights, and for each output index, both input indices and the second one's numerator.
+        rows, columns: Denominator of the weights, and for each output index, both input indices and the second weight's numerator.
     """
 
     ifm: FeatureMap

@@ -56,12 +56,12 @@ class Machine:
             ``overlap`` rejects operations whose OFM could overwrite an input before the hardware reads it.
         budget: Maximum work units (see ``Prepared.work``) per run. Default: 2**16 per byte of memory, clamped to 2**35..2**41. A
             stream over budget is rejected before it runs or, if it has branches, stopped at the limit.
-        sources: Map from commands to operators, for fault messages, traces and ``operators``.
-        compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks and streams with
-            branches always use NumPy.
+        sources: Map from commands to operators, for fault messages, traces and ``Machine.operators``.
+        compiled: Whether to run supported operations in compiled code instead of NumPy, without changing results. Traces, checks
+            and streams with branches always use NumPy.
 
     Raises:
-        MachineFault: A check is unknown, or a region is too large or is not an array of bytes.
+        MachineFault: A check is unknown, a region is too large, or an array in ``regions`` is not contiguous uint8.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Machine:
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes, such as an input, as written for the ``uninitialized`` check."""
+        """Mark bytes, e.g. an input's, as written for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 

@@ -21,7 +21,7 @@ INTERNAL = -1  # the region number used here for internal memory
 
 @dataclass(frozen=True)
 class Span:
-    """A contiguous range of bytes that an operation accesses: weights, scales, or data of a DMA transfer."""
+    """A contiguous range of bytes that an operation accesses: weights, scales, or a DMA transfer's data."""
 
     name: str
     region: int
@@ -94,7 +94,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return the elements [H, W, C] of a feature map in their stored type, as a view if the layout permits it."""
+        """Return the elements [H, W, C] of a feature map in their stored type, as a view if possible."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -174,7 +174,7 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True if the region contains the program's constants, whose decoded values remain valid."""
+        """Return True if the region contains the program's constants, whose decoded values can be cached."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -170,8 +170,8 @@ class Plan:
 class OutputStage:
     """The conversion of an operation's accumulators to OFM bytes.
 
-    ``accumulate`` processes exact int64 accumulators. ``finish`` processes floating-point accumulators of a convolution,
-    in float64 if the result is exact (see ``plan``).
+    ``accumulate`` processes int64 accumulators. ``finish`` processes a convolution's accumulators, which are integers stored as
+    floats, in float64 or int64 (see ``plan``).
     """
 
     def __init__(self, op: Operation):
@@ -205,7 +205,7 @@ class OutputStage:
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add kept accumulators or IFM2, if used, to ``acc``. Keep the sum, or convert and store it (npu-reference 8.1)."""
+        """Add earlier accumulators or IFM2, if used, to ``acc``. Keep the sum, or convert and store it (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -238,7 +238,7 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Return the scaling of the accumulators of ``f``, in float64 if that is exact for all values, or else in int64."""
+        """Return the scaling of the accumulators of filter ``f``, in float64 if the result is always exact, or else in int64."""
         # y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms
         # are integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp whenever it does. This
         # holds if 2**(52-s) is beyond the clamp, because rounding errors are far smaller.
@@ -259,7 +259,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Scale exact accumulators ``sums`` [n*W, C] and store them in n rows from row ``first`` on. ``sums`` may be modified."""
+        """Scale exact accumulators ``sums`` [n*W, C], and store n rows, starting at row ``first``. ``sums`` may be modified."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

@@ -27,8 +27,8 @@ class Prepared:
         reads, writes: Feature maps and spans that the operation accesses, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Number of elements of the largest array that a run allocates.
-        swept: Number of elements that all loop iterations of a run process.
-        turns: Number of loop iterations of a run.
+        swept: Elements that all loop iterations of a run process.
+        turns: Loop iterations per run.
         computes: False for DMA transfers, and for commands that the simulator ignores.
         scattered: Source and target regions of an indexed DMA transfer, or None.
         form: The operation as data (see ``forms``), or None.

@@ -112,7 +112,7 @@ class Reading:
 
     Attributes:
         index: Index of the operation's command.
-        bases: Address in each register, and True if it is in region 0.
+        bases: Address in each register, and whether the address is in region 0.
     """
 
     index: int

@@ -8,7 +8,7 @@ from ethorch.npu.stream import Operation
 
 
 def ofm_rounding(op: Operation) -> str:
-    """Return the rounding of the OFM scale, from OFM_PRECISION (U55, U65) or OFM_SCALE (U85; npu-reference 2.4)."""
+    """Return the rounding of the OFM scale (npu-reference 2.3, 2.4), from OFM_PRECISION (U55, U65) or OFM_SCALE (U85)."""
     for key in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding"):
         if key in op.state:
             return registers.value_names(op.npu.family)[key][op[key]]

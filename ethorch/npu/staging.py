@@ -21,10 +21,10 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the region of each tensor that an operation accesses, and an upper bound on its end address.
+    """Yield the region and an upper bound on the end address of each tensor that an operation accesses.
 
     Args:
-        region: Region whose tensors are yielded. Default: all regions.
+        region: Region to include. Default: all regions.
     """
     state = op.state
     if op.name == "NPU_OP_DMA_START":

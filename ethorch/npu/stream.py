@@ -68,7 +68,7 @@ class Operation:
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """Add the command, its offset and its registers to the fault, unless it already contains a command."""
+        """Return ``fault`` with the command, its offset and its registers, or unchanged if it already contains a command."""
         if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())

@@ -1,4 +1,4 @@
-"""Run raw .npz files and .tflite files written by Vela. All operators of a .tflite must run on the NPU."""
+"""Run files written by Vela: raw .npz and .tflite. All operators of a .tflite must run on the NPU."""
 
 # The inputs of an "ethos-u" operator in a .tflite are the command stream, constants (region 0), arena (region 1), staging memory
 # (region 2), and the tensors of the graph. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and for
@@ -52,7 +52,7 @@ class VelaFile:
     """The contents of a file written by Vela.
 
     Attributes:
-        programs: Command streams, which run in this order and share one arena.
+        programs: Command streams in execution order. They share one arena.
         region_bytes: Size of each region to allocate, keyed by region number.
     """
 

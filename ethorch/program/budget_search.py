@@ -35,15 +35,15 @@ _STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Compile a program, and search for settings that make it faster or that meet the budgets.
+    """Compile a program, and search for settings that make it faster or meet the budgets.
 
     If no compiled program meets all budgets, the program closest to them is returned. The search tries, in order:
 
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``
     - weights in SRAM, if ``constants`` is ``auto``
-    - no copies of weights in SRAM, and then smaller arenas, if the RAM limit is exceeded
-    - the fastest arena, and then weights in SRAM, if the time limit is exceeded
+    - no copies of weights in SRAM, and then smaller arenas, if the RAM budget is exceeded
+    - the fastest arena, and then weights in SRAM, if the time budget is exceeded
     - 16-bit activations for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
     Args:

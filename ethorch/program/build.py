@@ -85,7 +85,7 @@ def build_program(
     """Compile the methods into one program, and return the record of its first method.
 
     Args:
-        methods: Methods with models in evaluation mode and inputs in the original layout.
+        methods: Methods with models in evaluation mode, and with inputs in the original layout.
         quantized: Result of ``quantize`` for the same methods and settings. Default: ``quantize`` is called.
 
     Raises:

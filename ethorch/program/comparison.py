@@ -26,8 +26,8 @@ class LayerComparison:
         module, source: Module path and ``file.py:line`` in the user's code.
         scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
-        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second model in the name relative to the first. ``fake`` is the
-            fake-quantized model.
+        float_fake_db, fake_npu_db, float_npu_db: SQNR of the second model in the attribute name relative to the first. ``fake``
+            is the fake-quantized model.
         own_db: SQNR of the fake-quantized operator, computed from the float model's operands to exclude noise of earlier operators.
             Operators that only move data add no noise.
         steps: Largest difference between the NPU result and the fake-quantized result, in steps.
@@ -75,7 +75,7 @@ class OutputComparison:
         quantized_db: SQNR of the quantized model relative to the float model.
         npu_db: SQNR of the program relative to the float model.
         agreement_db: SQNR of the program relative to the quantized model.
-        largest_difference: Largest difference from the quantized model.
+        largest_difference: Largest difference between the program and the quantized model.
     """
 
     shape: tuple[int, ...]
@@ -87,10 +87,10 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """The comparison of a delegate's outputs with the TOSA reference model.
+    """The comparison of a delegate with the TOSA reference model.
 
     Attributes:
-        elements, different: Number of elements, and number of elements that differ.
+        elements, different: Number of output elements, and number of elements that differ.
         first_difference: Position and values of the first difference, or "".
     """
 
@@ -150,7 +150,7 @@ class Comparison(Ladder):
 
     @property
     def largest_loss(self) -> LayerComparison | None:
-        """The operator that adds the most noise relative to its signal, or None if unknown."""
+        """The operator that adds the most noise (lowest ``own_db``), or None if no noise is known."""
         layers = [layer for layer in self.layers if layer.own_db is not None and not math.isnan(layer.own_db)]
         least = min(layers, key=lambda layer: layer.own_db or 0.0, default=None)
         return None if least is None or least.own_db == math.inf else least

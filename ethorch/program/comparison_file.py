@@ -36,7 +36,7 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
     """Return the comparison of each method, or an empty dict if the folder does not contain ``comparison.json``.
 
     Raises:
-        FormatError: The file is malformed, or a newer version wrote it.
+        FormatError: The file is malformed, or a newer version of ethorch wrote it.
     """
     file = folder / NAME
     if not file.is_file():

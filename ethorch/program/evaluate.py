@@ -43,7 +43,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SampleResult:
-    """The name and the label of a sample, and its flattened, dequantized outputs for ``npu``, ``float`` and ``quantized``."""
+    """The name and label of a sample, and its flattened, dequantized outputs for ``npu``, ``float`` and ``quantized``."""
 
     name: str
     label: Any
@@ -126,8 +126,8 @@ def evaluate(
         program: Program, or the path of a ``.pte`` or saved folder.
         data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
         metric: A torchmetrics object, or a function (list of outputs, list of labels) that returns a number or a dict.
-            ``"map"`` computes the mean average precision of detections. Default: top-1, and top-5 for more than 5 classes, if there
-            are labels.
+            ``"map"`` computes the mean average precision of detections. Default, if there are labels: top-1
+            accuracy, and top-5 accuracy for more than 5 classes.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
             ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
             sample is a dict of ``boxes`` and ``labels``.

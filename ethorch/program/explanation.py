@@ -103,7 +103,7 @@ class Explanation:
 
     Attributes:
         operators: Operators in execution order, followed by refused operators without a layer.
-        placement: Numbers of NPU operators, all operators and delegates as text, or "" for a loaded ``.pte``.
+        placement: Text such as ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``, or "" for a loaded ``.pte``.
         writer: Component that wrote the ``.pte``, and the reason if it is ExecuTorch. None for a loaded ``.pte``.
         counts: Numbers of NPU and CPU rows before filtering. Default: the row counts of ``operators``.
     """
@@ -191,7 +191,7 @@ def explanation(
 
     Args:
         partition: Partition report, or None for a loaded ``.pte``, which does not record reasons.
-        operator: Substring of the names of operators to select.
+        operator: Substring of the selected operators' names.
         states: Result of ``states_of``. Ignored if ``operator`` is set.
 
     Raises:

@@ -65,7 +65,7 @@ class Variant:
         core_clock_hz: NPU clock in Hz that the estimates assume.
         ram_bytes, flash_bytes: Memory of the application.
         sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
-        fits: True unless a budget or the board's memory is known to be exceeded. None if neither budgets nor a board are set.
+        fits: True unless a budget or the board's memory is known to be exceeded. None if neither a budget nor a board is set.
         searched: Settings that the budget search changed, or that the compiler selected for ``auto``.
         front: Whether the variant is on the Pareto front.
     """
@@ -99,8 +99,8 @@ class Exploration:
 
     Attributes:
         variants: One for each finished combination of settings. The last setting varies fastest.
-        cheapest: Fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets. None if no
-            variant meets them.
+        cheapest: Of the variants that meet all budgets, the fastest on the smallest NPU (in the order of ``ethorch targets``), or
+            None.
     """
 
     variants: tuple[Variant, ...]
@@ -214,7 +214,7 @@ def explore(
         vary: Values of each setting to vary: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
             ``constants`` or ``arena``.
         settings: All settings that are not varied, including budgets.
-        jobs: Number of processes. Default: one per CPU if starting processes saves time. An active cluster backend of
+        jobs: Number of processes. Default: one per CPU if starting processes saves time, else one. An active cluster backend of
             ``joblib.parallel_config`` (Dask, Ray) is used.
         resume: File that records each compiled variant as a line of JSON. Variants in the file are reused if the model, samples,
             ``settings`` and package versions have not changed.

@@ -90,10 +90,10 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing a program's delegates with the TOSA reference. A difference raises an error.
+    """The result of comparing a program's delegates with the TOSA reference. ``compile`` raises an error if outputs differ.
 
     Attributes:
-        delegates, equal: Number of delegates in all methods, and of those whose outputs equal the reference's.
+        delegates, equal: Number of delegates in all methods, and number of delegates whose outputs equal the reference's.
         unchecked: Delegates that were not compared.
         repairs: Operators whose inputs or outputs are copied to avoid a Vela bug (``ethorch.vela.repair``).
     """

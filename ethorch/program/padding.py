@@ -51,7 +51,7 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Iterate over the axes whose sizes differ between methods. Yield the positions of an axis in the inputs, and its sizes."""
+    """Yield (positions in the inputs, sizes) for each axis whose sizes differ between methods."""
     # Input axes with proportional sizes are treated as one axis.
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]

@@ -217,7 +217,7 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. Methods are compared on the example inputs until their total exceeds 5 billion
+          payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion
           multiply-accumulates or 2,000 operators.
 
         Returns:
@@ -271,8 +271,8 @@ class Program:
         samples.
 
         Args:
-            inputs: Inputs of one inference. Default: the example inputs. For a program loaded from a folder, the saved comparison
-                is returned by default.
+            inputs: Inputs of one inference. Default: the example inputs. If the program was loaded from a folder, their comparison
+                is read from the folder.
             samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
             model: Float model, required if the program was loaded or was compiled from a quantized model. For a loaded program,
                 only outputs are compared.
@@ -458,7 +458,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method that fits the flattened inputs, and the padded inputs. See ``Record.choose``."""
+    """Return (method that fits the flattened inputs, padded inputs). See ``Record.choose``."""
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 

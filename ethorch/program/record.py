@@ -122,13 +122,13 @@ class Record:
         return result
 
     def selecting(self) -> Record:
-        """Return a copy. If the methods are one model with several shapes, it selects the smallest method that fits the inputs."""
+        """Return a copy that selects, for a model with several shapes, the smallest method that fits the inputs."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return copy
 
     def choose(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Return the method that fits the flattened inputs, and the padded inputs.
+        """Return (method that fits the flattened inputs, padded inputs).
 
         Raises:
             HostError: No method accepts the shapes.
@@ -146,7 +146,7 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """The axes of each input whose sizes can vary, or None if all sizes are fixed."""
+        """The variable-size axes of each input, or None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]

@@ -132,7 +132,7 @@ def _check(user: UserModel, shapes: Shapes) -> None:
 
 
 def _root(dim: Any, size: int) -> tuple[Any, int | None]:
-    """Return the root of ``dim``, and the value of the root for which ``dim`` is ``size``."""
+    """Return the root of the ``torch.export.Dim`` ``dim``, and the root's value if ``dim`` is ``size``."""
     # Return (None, None) for ``Dim.AUTO``.
     if not isinstance(dim, torch.export.Dim):
         return None, None

@@ -227,7 +227,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def fills(self, limits: tuple[float, float]) -> bool:
         """Return True if the observed range covers ``limits``, or if all values are 0.
 
-        If quantization is symmetric, only the largest magnitudes of the two ranges are compared.
+        If quantization is symmetric, compare only the largest magnitudes of the range and ``limits``.
         """
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
@@ -253,7 +253,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Narrow a range to ``thresholds`` plus a margin. Saturating the values outside does not change the comparisons."""
+    """Narrow a range to ``thresholds`` plus a margin. Saturation outside the range does not change comparison results."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -261,7 +261,7 @@ def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tu
 def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
     """Return the (scale, zero point) for mapping a real range to the integer range.
 
-    The zero point is 0 for int16, as the NPU requires, and for int32, because any other value would overflow in ExecuTorch's
+    The zero point is 0 for int16, as the NPU requires, and for int32, because other zero points would overflow in ExecuTorch's
     kernel. int32 uses half of its range, because float32 cannot represent 2**31 - 1.
     """
     low, high = limits

@@ -19,7 +19,7 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
     """An observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
     The bias remains a float constant that the NPU's int32 bias represents exactly. Without rounding, the outputs of the
-    fake-quantized model would differ from the outputs of the NPU.
+    fake-quantized model would differ from the NPU's.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):

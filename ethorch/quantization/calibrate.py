@@ -40,7 +40,7 @@ def quantize(
 
     Raises:
         EthorchError: The shapes of a sample differ from the shapes of the example inputs.
-        UserCodeError: The model fails, or cannot be exported.
+        UserCodeError: The model raises an error or cannot be exported.
     """
     if model.quantized:
         return model.module

@@ -34,7 +34,7 @@ _FEW = 16
 class QuantizationConfig:
     """The quantization specs of operators' inputs, outputs and weights. A value without a spec remains in float.
 
-    The lowering quantizes biases to int32, or to int48 if activations are int16. Their scale is input scale x weight scale.
+    The lowering quantizes biases to int32, or to int48 if activations are int16. The bias scale is input scale x weight scale.
 
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.

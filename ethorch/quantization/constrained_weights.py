@@ -146,7 +146,7 @@ def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None
 
 
 def settle(prepared: GraphModule) -> None:
-    """Write a trained graph's constrained weights into the parameters, update scales, and restore torchao's original modules."""
+    """Write constrained weights into the parameters of a trained graph, update scales, and unwrap the fake-quantize modules."""
     with torch.no_grad():
         for node in prepared.graph.nodes:
             module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -125,7 +125,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Move parameters that branches receive as arguments into the branches, recursively. Each parameter is then quantized once."""
+    """Move parameters from the arguments of branches into the branches, recursively. Each parameter is then quantized once."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached, outer branches first, with the operands of another branch."""
+    """Run each branch that no sample reached, outer branches first, with the operands of a sibling branch."""
     unreached, unseen = list[str](), list[str]()
     for branch in branches:
         if branch.operands:

@@ -81,7 +81,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Set the config of float program inputs and outputs. If it is None, they use the configs of adjacent operators.
+        """Set the config of float program inputs and outputs. The config None selects the configs of adjacent operators.
 
         The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
         or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
@@ -97,7 +97,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize all submodules of one or more classes. Class names are also accepted."""
+        """Quantize all instances of one or more module classes, passed as types or names."""
         self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 

@@ -39,7 +39,7 @@ class Observations:
     Attributes:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
-        elements: Number of elements of all tensors.
+        elements: Number of finite, unmasked elements in all tensors.
         reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.
         nonzero: Number of nonzero elements counted in the histogram.
     """
@@ -69,7 +69,7 @@ def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[f
 def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
     """Return the (low, high) with the least expected squared error.
 
-    The error includes rounding, and the clipping of calibration values and of unseen values. Clipping of unseen values
+    The error results from rounding and from clipping of calibration values and unseen values. Clipping of unseen values
     matters for small tensors, such as logits, and is estimated from the variation of the extremes between inputs.
 
     Args:
@@ -124,7 +124,7 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return the (standard deviation, degrees of freedom) of ``extremes``. The deviation is 0 if the range must not be widened."""
+    """Return the (standard deviation, degrees of freedom) of ``extremes``. A deviation of 0 limits the range to the extremes."""
     # If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0

@@ -40,7 +40,7 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return those of ``name`` and ``module.<name>`` (the name in a wrapped model) that are submodules of ``module``."""
+    """Return the submodule names of ``module`` among ``name`` and ``module.<name>`` (the name in a wrapped model)."""
     names = {submodule for submodule, _ in module.named_modules()}
     return [submodule for submodule in (name, f"module.{name}") if submodule in names]
 
@@ -52,7 +52,7 @@ def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -
         module: The float model. A key of ``settings.modules`` that is not a submodule is the FX name of an operator.
 
     Raises:
-        SpecError: The settings were loaded from a file, which cannot contain their QuantizationConfig.
+        SpecError: The scheme is ``custom``, because a settings file cannot contain a QuantizationConfig.
     """
     if settings.scheme == CUSTOM:
         raise SpecError(

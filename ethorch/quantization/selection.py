@@ -105,7 +105,7 @@ class Settings:
         return explicit_config
 
     def warn(self, model: GraphModule) -> None:
-        """Log each setting that does not match anything in the graph, with similar names."""
+        """Log each setting without a match in the graph, and list similar names."""
         everywhere = [node for graph in model.modules() if isinstance(graph, GraphModule) for node in graph.graph.nodes]
         paths = [place for node in everywhere for place in module_path(node)]
         modules, types = sorted({name for name, _ in paths if name}), sorted({kind for _, kind in paths})

@@ -34,7 +34,7 @@ def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str
 
 
 def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
-    """Replace written buffers with shared copies, because torch.export and ``convert_pt2e`` reuse the user's tensors.
+    """Replace written buffers with copies shared among models, because torch.export and ``convert_pt2e`` reuse the user's tensors.
 
     Store the initial values in ``module.meta[INITIAL]``.
     """
@@ -74,7 +74,7 @@ def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
     """Share ranges between models: those of written buffers, and of corresponding operators in shared submodules.
 
-    Prefill and decode then compute the same integer values for a token, and their encoded weights, biases and scales are equal.
+    Prefill and decode then compute the same integer values for a token, and have equal biases, scales and encoded weights.
 
     Args:
         alternatives: Whether the models are the same module with different input shapes, and therefore share all operators.

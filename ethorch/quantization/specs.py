@@ -61,7 +61,7 @@ def check_int32(config: QuantizationConfig) -> None:
     """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: A nonzero zero point is possible, which would overflow in ExecuTorch's CPU kernel.
+        QuantizationError: A nonzero zero point, which would overflow in ExecuTorch's CPU kernel, is possible.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:

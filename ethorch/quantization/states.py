@@ -29,7 +29,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     """Share one observer between the readers of a written buffer, the written value, and the intermediate values between them.
 
     A buffer is skipped if its reads and writes have different dtypes, if ranges are dynamic, or if the written value is not
-    quantized. A program input that is written unmodified is quantized like the buffer.
+    quantized. A program input written unmodified to a buffer is quantized like that buffer.
 
     Args:
         model: Annotated graph in which ``copy_`` nodes write the buffers.

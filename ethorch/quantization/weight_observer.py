@@ -24,7 +24,7 @@ _BIAS_BITS = {
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """Multiply each row's scale by the factor with the least squared error. ``tried`` is the number of factors from 0.3 to 1."""
+    """Multiply each row's scale by the factor from 0.3 to 1 with the least squared error. ``tried`` is the number of candidates."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor
@@ -37,8 +37,8 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A weight observer with one scale per output channel.
 
-    If bias / (input scale x weight scale) exceeds half the accumulator's range, the channel's scale is increased. A warning
-    is logged.
+    If bias / (input scale x weight scale) exceeds half the accumulator's range, the channel's scale is increased and a
+    warning is logged.
 
     Args:
         method: ``max`` (largest magnitude) or ``mse`` (least squared error).

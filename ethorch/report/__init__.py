@@ -1,1 +1,1 @@
-"""Reports about programs as text, tables, Markdown and HTML, rendered from the data of ``Program.to_json``."""
+"""Program reports in text, tables, Markdown and HTML, rendered from the data of ``Program.to_json``."""

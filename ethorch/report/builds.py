@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer of at least one of two builds.
+    """A layer of one or both builds.
 
     Attributes:
         module, operator: Key by which layers are matched. Layers with the same key are matched in order.

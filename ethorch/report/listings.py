@@ -163,8 +163,8 @@ def target_differences(a: str, b: str) -> Row:
 
     Returns:
         A dict with the keys ``targets``, ``facts``, ``operators`` and ``limits``. ``facts`` (keyed by name) and ``limits``
-        (keyed by TOSA operator) contain both targets' values if these differ. ``operators`` lists, for each target, the
-        operators for which it supports more calls than the other target.
+        (keyed by TOSA operator) contain entries that differ, with both targets' values. ``operators`` lists, for each target,
+        the operators for which it supports more calls than the other target.
 
     Raises:
         SpecError: A target is unknown.

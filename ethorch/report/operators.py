@@ -45,7 +45,7 @@ class OperatorFacts:
 
     @property
     def source(self) -> str:
-        """The file of the definition, with the number of the first line that contains the name, e.g. ``lower/ops/conv.py:60``."""
+        """The definition's file, and the number of the first line with the operator's name, e.g. ``lower/ops/conv.py:60``."""
         lines = _lines(self.file)
         line_number = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
         return self.file if line_number is None else f"{self.file}:{line_number}"

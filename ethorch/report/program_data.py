@@ -26,7 +26,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
 
     Args:
         path: See :func:`read_methods_data`.
-        method: Name of a method. If the file does not contain this method, the first method is returned.
+        method: Name of a method. If the file does not contain this method, the first method is used.
 
     Raises:
         FormatError: The file cannot be read, or has an unexpected format.
@@ -36,7 +36,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
 
 
 def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:
-    """Return the result of ``Program.to_json`` for each method, with the method of the saved program first.
+    """Return the result of ``Program.to_json`` for each method, keyed by name, in the order of the file.
 
     Args:
         path: A ``.json`` file, or a folder that contains ``program.json``.

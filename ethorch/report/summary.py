@@ -170,7 +170,7 @@ def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice to print, or "". Prefer advice with ``is_saving``, and ignore advice about refusals."""
+    """Return the advice to print, or "". Prefer savings (``is_saving``), and ignore advice about refusals."""
     entries = [entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD]
     largest = min(entries, key=lambda entry: not entry.is_saving, default=None)
     if largest is None:

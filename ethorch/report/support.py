@@ -26,7 +26,7 @@ class Refused:
     """A sample call that the NPU does not support.
 
     Attributes:
-        call: Index of the operator's sample call.
+        call: Index in the operator's sample calls.
         reason: The reason and the remedy.
     """
 

@@ -117,7 +117,7 @@ def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Read the argument types of all operators with an ExecuTorch kernel from the file written by ``tools.kernel_schemas``."""
+    """Return the argument types of all operators that have an ExecuTorch kernel, as recorded by ``tools.kernel_schemas``."""
     schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
     return schemas
 
@@ -148,7 +148,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_input(index: int, value: Any, spec: Value) -> Any:
-    """Check an input, and convert a tensor or an array to ``Elements`` in the program's storage order.
+    """Check and return an input. Tensors and arrays become ``Elements`` in the program's storage order.
 
     Raises:
         HostError: The type, dtype or shape does not match the program's input.

@@ -35,7 +35,7 @@ class Machine(Protocol):
 
 
 class Timed(Machine, Protocol):
-    """A machine that measures the time of each operator in its last run."""
+    """A machine that measures the time of each operator in the last run."""
 
     def timeline(self) -> Sequence[tuple[str, float]]: ...
 

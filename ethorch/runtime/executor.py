@@ -33,7 +33,7 @@ class _Item(ctypes.Structure):
 
 
 class Executor:
-    """The loaded methods of one program. They share the planned memories, each sized for the method that requires the most.
+    """The loaded methods of one program. They share planned memories, each with the largest size that a method requires.
 
     A failed call raises RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
     """

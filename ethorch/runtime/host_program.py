@@ -96,7 +96,7 @@ class HostProgram:
         than eight delegates. Programs loaded with ``machine``, ``trace`` or ``etdump`` also process one sample at a time.
 
         Args:
-            samples: Inputs of each call, as a tuple or list.
+            samples: Tuple or list of inputs for each call.
             threads: Number of simulator threads. Default: the number of available CPUs.
 
         Raises:
@@ -204,7 +204,7 @@ def load(
     sources: Callable[[DelegatePayload, Sequence[tuple[str, bytes]]], npu.Sources] | None = None,
     budget: int | None = None,
 ) -> HostProgram:
-    """Load a method of a .pte compiled by ethorch or by ExecuTorch's Arm backend, and all methods that share its buffers.
+    """Load a method, and all methods that share its buffers, from a .pte compiled by ethorch or ExecuTorch's Arm backend.
 
     Args:
         source: Path or contents of the .pte.

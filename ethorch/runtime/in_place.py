@@ -30,8 +30,8 @@ class PersistentInputs:
     """The inputs of a delegate that are persistent buffers.
 
     Attributes:
-        places: Input number -> offset in planned memory ``SHARED_MEMORY``.
-        size_bytes: Size of planned memory ``SHARED_MEMORY``.
+        places: Offsets in the planned memory ``SHARED_MEMORY``, keyed by input index.
+        size_bytes: Size of this memory.
     """
 
     places: Mapping[int, int]

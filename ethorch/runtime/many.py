@@ -43,7 +43,7 @@ class Paused(Exception):
 
 
 class Recording:
-    """The number and inputs of one sample, and the outputs of each delegate call in order."""
+    """The index and inputs of one sample, and the outputs of each delegate call, in order."""
 
     def __init__(self, number: int, inputs: list[Any]) -> None:
         self.number, self.inputs = number, inputs

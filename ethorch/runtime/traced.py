@@ -1,4 +1,4 @@
-"""Run the methods of a .pte with ExecuTorch's Python bindings, which require torch, and record events."""
+"""Run the methods of a .pte and record events, with ExecuTorch's Python bindings, which require torch."""
 
 from __future__ import annotations
 

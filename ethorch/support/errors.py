@@ -61,7 +61,7 @@ class VelaError(EthorchError):
     """A graph that Vela failed to compile.
 
     Attributes:
-        declined: Vela's message for each refused operator, by source location (an Origin).
+        declined: Vela's message for each refused operator, keyed by source location (an Origin).
         too_long: Location of the operator at which the command stream becomes too long.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """
@@ -130,7 +130,7 @@ class VerificationError(EthorchError):
 
 
 class HostError(EthorchError):
-    """An error of the host runtime: missing compiler, wrong inputs, or an error in ExecuTorch."""
+    """An error of the host runtime: a missing compiler, wrong inputs, or an error in ExecuTorch."""
 
 
 class EmulatorError(EthorchError):

@@ -37,7 +37,7 @@ def _age_objects() -> None:
 
 @contextmanager
 def reduce_collection() -> Iterator[None]:
-    """Collect garbage only after every 50,000 new objects inside the context."""
+    """Collect garbage only once per 50,000 new objects inside the context."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 25)
     try:

@@ -60,7 +60,7 @@ class OutputRatios:
         self._ratios: dict[int, Ratio] = {}
 
     def add(self, reference: Any, approximation: Any) -> None:
-        """Update the ratio of each output with a sample. Tensors are compared as in :func:`sqnr_db`."""
+        """Add the outputs for a sample to the ratios. Tensors are compared as in :func:`sqnr_db`."""
         for number, a, b in _pair_tensors(reference, approximation):
             self._ratios.setdefault(number, Ratio()).add(a, b)
 

@@ -29,14 +29,14 @@ def lifeline(process: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def end_worker_with(parent: int, pipe: int) -> None:
-    """End this worker process when its parent ends. On Linux, it ends even while C++ code holds the GIL.
+    """End this worker process when its parent ends, on Linux even while C++ code holds the GIL.
 
-    On other systems, a thread polls the parent's id, and the worker ends after the C++ call. If ``parent`` did not start this
-    process, nothing happens.
+    On other systems, a thread polls the parent's id, and the worker ends after the C++ code returns. If ``parent`` did not
+    start this process, nothing happens.
 
     Args:
         parent: Id of the process that assigns the work.
-        pipe: ``lifeline`` of that process.
+        pipe: Result of ``lifeline`` in that process.
     """
     # PR_SET_PDEATHSIG is not suitable, because it depends on the thread that started the worker.
     worker = multiprocessing.current_process()
@@ -62,10 +62,10 @@ def _end_after(parent: int) -> None:
 
 
 def end_child_with(parent: int) -> None:
-    """End this process if its parent has ended, and on Linux as soon as its parent ends.
+    """End this process if its parent has already ended. On Linux, the process also ends when the parent ends.
 
     Args:
-        parent: Id of the parent. The parent's thread that started this process must wait for the process to end.
+        parent: Id of the parent. The parent's thread that started this process must wait for it to end.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # the C library has no prctl

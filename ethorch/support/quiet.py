@@ -23,7 +23,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings of other libraries and their log messages that duplicate exceptions. Keep log levels set by the user.
+    """Silence other libraries' warnings, and their log messages that duplicate exceptions. Keep log levels set by the user.
 
     Filters and levels are global. The first thread that enters the context sets them, and the last that exits restores them.
     """

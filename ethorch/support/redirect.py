@@ -24,7 +24,7 @@ def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
     """Buffer the standard output of C code, and print the lines that do not start with one of ``beginnings``.
 
     Yields:
-        A list that contains the omitted lines after the context ends.
+        A list that receives the omitted lines when the context ends.
     """
     omitted: list[bytes] = []
     try:

@@ -1,6 +1,6 @@
 """Call functions in worker processes that can import the user's classes.
 
-A joblib worker inherits neither the import path of the user's file nor silenced loggers.
+A joblib worker inherits neither the import path of the user's file nor log levels.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Set the folder for each delegate's TOSA graph (.tosa and text) and the graphs after each rewrite. Return the spec."""
+        """Set the folder for the delegates' TOSA graphs (.tosa and text) and the graphs after each rewrite. Return the spec."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -119,7 +119,7 @@ class ArmCompileSpec:
     def to_list(self) -> list[CompileSpec]:
         """Return the spec as a list of ExecuTorch's CompileSpecs.
 
-        The attribute ``from_ethorch`` of each item identifies ethorch, because ExecuTorch's Arm backends have the same names.
+        The items' attribute ``from_ethorch`` distinguishes ethorch's backends from ExecuTorch's Arm backends of the same names.
 
         Raises:
             SpecError: Debug information is requested, but no folder is set.
@@ -361,8 +361,8 @@ class EthosUCompileSpec(ArmCompileSpec):
     def publish(self) -> EthosUCompileSpec:
         """Return a copy for the .pte.
 
-        The copy omits the artifact folder, the debug mode, folders of ini files, flags without effect, ``verify`` and
-        ``resident_bytes``.
+        The copy omits ``verify``, ``resident_bytes``, the artifact folder, the debug mode, folders of ini files, and flags
+        without effect.
         """
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()

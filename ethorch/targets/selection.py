@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Return the selection recorded in a program, or None if there is none."""
+        """Return the selection recorded in a program, or None."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None

@@ -162,9 +162,9 @@ class Settings:
         io: Type of the program's inputs and outputs that are float in the model, one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw`` (as in the model), ``nhwc`` (channels last) or ``auto``
             (the faster layout). A program's settings contain the selected layout.
-        partition: Operators on the NPU: ``npu`` (all supported operators), ``cpu-matmul`` (all except matrix products of two int8
-            activations, which ExecuTorch's ``cortex_m`` library computes) or ``cost`` (the partition with the lower estimated
-            time, see ``ethorch.figures.RATES``). A program's settings contain the selected partition.
+        partition: Operators on the NPU: ``npu`` (all supported operators) or ``cpu-matmul`` (all except matrix products of two int8
+            activations, which ExecuTorch's ``cortex_m`` library computes). ``cost`` selects the faster of these, as estimated with
+            ``ethorch.figures.RATES``. A program's settings contain the selected partition.
         shapes: Input shapes of each method (see ``shapes_from``). Default: one method with the shapes of the example inputs. A call
             uses the smallest method that accepts the inputs (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
@@ -177,11 +177,12 @@ class Settings:
             defines, and copies at most 32 KiB of weights. With ``sram``, firmware copies all weights to SRAM at startup. ``auto``
             uses SRAM for all or some weights if this saves cycles and meets the RAM budget.
         ram, flash: Budgets of the whole application in bytes. Default: the board's RAM and flash.
-        latency_ms: Budget of the estimated inference time in milliseconds.
+        latency_ms: Maximum estimated inference time in milliseconds.
         min_sqnr_db: Minimum SQNR of each output relative to the float model.
         board: Name of a board (see ``ethorch boards``), or path of a TOML file. The board defines targets, clocks, memories, and
             the default budgets of RAM and flash.
-        verify: Whether to simulate each delegate on random inputs and calibration samples, and compare it with the TOSA reference.
+        verify: Whether to simulate each delegate on random inputs and calibration samples, and compare the results with the
+            TOSA reference.
         stream: Command stream: ``optimized`` (all passes of ``ethorch.npu.passes``), ``vela`` (unchanged), comma-separated names
             of passes, or the ``.log`` file of ``ethorch firmware --probe``, to use the passes that were correct on the board.
         share_weights: Whether methods share equal constants. Shared constants are stored as named data, which requires

@@ -83,7 +83,7 @@ class TosaSpecification:
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:
-        """Return True if the specification contains an extension such as ``int16``."""
+        """Return True if the specification contains ``extension``, e.g. ``int16``."""
         return extension in self.extensions
 
     def __str__(self) -> str:

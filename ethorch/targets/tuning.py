@@ -1,4 +1,4 @@
-"""The fastest of several equivalent TOSA forms for each NPU family. The forms' results differ by at most the last bit.
+"""The fastest TOSA forms of operators for each NPU family. Results of other forms differ by at most the last bit.
 
 ``docs/measurements.md`` contains the cycles that ``python -m bench.tuning`` measured.
 """
@@ -104,7 +104,7 @@ class ReadPlanes:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenWeights:
-    """The quantization of an INT8 MATMUL operand that the NPU can convert to weights (``npu.passes.attention``)."""
+    """The quantization with which the NPU can convert an INT8 MATMUL operand to weights (``npu.passes.attention``)."""
 
     #: Zero point for which all 256 int8 values of the operand are valid weights.
     zero_point: int

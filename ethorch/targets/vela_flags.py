@@ -132,8 +132,8 @@ FLAGS: Mapping[str, Flag] = {
 def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     """Parse Vela flags into a dict, e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
 
-    A string or list entry such as ``"--optimise Size"`` is split like a shell command. The last value of a repeated flag applies,
-    but ``--config`` collects all values.
+    A string, or a list entry such as ``"--optimise Size"``, is split like a shell command. The last value of a repeated flag
+    applies, but ``--config`` collects all values.
 
     Raises:
         SpecError: A flag or value is malformed or not supported.

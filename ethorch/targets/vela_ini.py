@@ -34,7 +34,7 @@ class MemorySystem:
     Attributes:
         core_clock_hz: NPU clock. Vela's estimates are in cycles of this clock.
         const_area, arena_area, cache_area: Memories for constants, feature maps and staged data.
-        arena_cache_bytes: Size of the staging memory, or maximum arena size without staging. None if the file does not define it.
+        arena_cache_bytes: Size of the staging memory or, without staging, maximum arena size. None if the file does not define it.
         constants_in_sram: Whether constants and feature maps share the SRAM (Sram_Only).
     """
 

@@ -19,7 +19,7 @@ from ethorch.support.wording import count_noun
 
 @dataclass(frozen=True)
 class Output:
-    """The operator that computes an output, with its location, and the output's scale if quantized."""
+    """An output's operator with its location, and the output's scale if it is quantized."""
 
     place: str = ""
     scale: float | None = None
@@ -100,9 +100,9 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def norms(reference: Any, actual: Any) -> tuple[float, float]:
-    """Return the relative Frobenius norm of the error and the cosine similarity, over all outputs.
+    """Return the error's relative Frobenius norm and the cosine similarity, both over all outputs.
 
-    Return (0, 1) if the output and the reference are both zero, and (inf, 0) if only the reference is zero.
+    Return (0, 1) if the outputs and the reference are all zero, and (inf, 0) if only the reference is zero.
     """
     a = torch.cat([x.double().flatten() for x in tensors(reference)])
     b = torch.cat([x.double().flatten() for x in tensors(actual)])

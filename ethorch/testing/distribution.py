@@ -28,7 +28,7 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
         module: Graph with delegates as submodules.
         stage: Name for the heading.
         table: True for a table, False for JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
-        dtypes: Whether to count dtypes separately.
+        dtypes: Whether to count operators by result dtype.
     """
     nodes = (node for node in module.graph.nodes if node.op == "call_function")
     operators = _count_rows(((op_name(node.target), _dtype(node)) for node in nodes), dtypes)

@@ -2,7 +2,7 @@
 
 - ``ethosu_target``: Fixture with the name of an NPU. Tests run once for each NPU in ``--ethorch-targets``.
 - ``ethosu_compile``: Fixture that calls ``ethorch.compile`` for that NPU and records the program.
-- ``--ethorch-report DIR``: Write the figures of each recorded program as JSON, for ``ethorch report --baseline``.
+- ``--ethorch-report DIR``: Option to write each recorded program's figures as JSON, for ``ethorch report --baseline``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def targets(config: pytest.Config) -> list[str]:
-    """Return the NPUs selected by the option or the configuration file.
+    """Return the NPUs in ``--ethorch-targets``, or else in the configuration file.
 
     Raises:
         pytest.UsageError: An NPU is unknown.

@@ -175,7 +175,7 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
         return self.artifact.exported_program().graph_module
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the program in ExecuTorch's runtime with the simulator, or in the TOSA reference model."""
+        """Run TOSA programs as edge programs, and others in ExecuTorch's runtime with the simulator."""
         if self.lowered is not None:
             return run_lowered(self.lowered, self.spec, inputs)
         return runtime.load(self.artifact.buffer)(*inputs)

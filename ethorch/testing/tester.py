@@ -114,7 +114,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._stage(super().export, export_stage or stages.Export(self.dynamic_shapes))
 
     def to_edge(self, to_edge_stage: Any = None, *, config: Any = None) -> Self:
-        """Run ExecuTorch's ``to_edge``, before ``partition``.
+        """Run ExecuTorch's ``to_edge``. Run ``partition`` afterwards.
 
         ``to_edge`` decomposes more operators than ``to_edge_transform_and_lower``.
         """
@@ -224,7 +224,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
         Args:
             print_table: Whether to write a table instead of JSON.
-            include_dtypes: Whether to count dtypes separately.
+            include_dtypes: Whether to count operators by result dtype.
         """
         return self._dump(
             distribution(self.graph_module(), _name(self.cur), self.report, print_table, include_dtypes), path_to_dump
@@ -343,8 +343,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             min_sqnr_db: Minimum SQNR against the float module.
             frobenius_threshold, cosine_threshold: Maximum relative Frobenius norm of the error, and minimum cosine similarity. They
                 replace ``atol``, ``rtol`` and ``qtol``.
-            reference_stage_type: Stage that computes the reference. Default: the quantized module, or the float module before
-                ``quantize``.
+            reference_stage_type: Stage that computes the reference. Default: the quantized module, or the float module if
+                ``quantize`` has not run.
             run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.
         """
         if isinstance(stage, tuple):

@@ -99,7 +99,7 @@ class Emitter:
         return results[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of ``make()``, cached under ``key``. Results of a failed ``attempt`` are not cached."""
+        """Return the result of ``make()``, cached under ``key``. The cache discards results of a failed ``attempt`` block."""
         if key not in self._cached:
             self._cached[key] = make()
         cached: T = self._cached[key]

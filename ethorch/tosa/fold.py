@@ -21,7 +21,7 @@ def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
     """Return True if ``evaluate`` can and should compute an operator.
 
     INT16 TABLEs, unsigned RESCALEs, and RESCALEs of INT8 or INT16 to INT32 are not folded. An elementwise operator with two
-    rescaled INT8 operands is one NPU operation. If one operand is an INT32 constant, it becomes three on U55 and two on U85.
+    rescaled INT8 operands is one NPU operation. With one INT32 constant operand, it requires three on U55 and two on U85.
     """
     if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
         return False

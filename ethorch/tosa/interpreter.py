@@ -1,4 +1,4 @@
-"""Run integer TOSA graphs in NumPy. All operators of Ethos-U delegates have their TOSA 1.0 semantics.
+"""Run integer TOSA graphs in NumPy. All operators of Ethos-U delegates are supported and follow TOSA 1.0.
 
 Matrix products use BLAS and the narrowest float type in which partial sums are exact.
 """

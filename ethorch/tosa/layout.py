@@ -21,7 +21,7 @@ def contiguous(shape: Sequence[int]) -> Dims:
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
-    """View a tensor as ``new_shape`` without moving data. Return its shape in memory and its ``dims``, or None if impossible.
+    """View a tensor as ``new_shape`` without moving data. Return the view's shape in memory and ``dims``, or None if impossible.
 
     A view can split axes in memory, but cannot reorder them or join nonadjacent axes.
     """
@@ -97,7 +97,7 @@ def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Join adjacent ``axes``. Return the new shape and the new positions of ``axes``, without axes of size 1."""
+    """Join adjacent ``axes``, ignoring those of size 1. Return the new shape and the new positions of the others."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):

@@ -173,7 +173,7 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` for each channel, shrunk toward 0 if it varies between samples."""
+    """Return each channel's mean of ``exact - rough``, shrunk toward 0 if the mean varies between samples."""
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 

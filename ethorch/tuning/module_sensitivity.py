@@ -47,7 +47,7 @@ class ModuleSensitivity:
 
     @property
     def label(self) -> str:
-        """The name of the module, or of the operator with its ATen name and source line."""
+        """The module's name, or the operator's node name, ATen name and source line."""
         return f"{self.module} ({self.operator})" if self.operator else self.module
 
 

@@ -55,7 +55,7 @@ class Step:
         module: Module whose precision was raised, or an empty string for the first step.
         metric: SQNR in dB, or the user's metric.
         cycles: Vela's cycle estimate, summed over all delegates.
-        sram_bytes: Largest peak SRAM usage of a delegate.
+        sram_bytes: Largest peak SRAM usage of any delegate.
         constant_bytes: Size of the ``.pte``.
         delegates, cpu_operators: Number of delegates, and number of CPU operators.
     """
@@ -77,7 +77,7 @@ class MixedPrecision:
         model: Quantized model of the best step, ready for torch.export and lowering.
         raised: Names of modules, and of operators outside modules, with raised precision, most sensitive first. They are valid keys
             for the argument ``modules`` of ``ethorch.compile``.
-        steps: Steps, excluding skipped modules. Each step raises the precision of one more module.
+        steps: Steps in order, without those of skipped modules. See :class:`Step`.
         reached: Whether ``model`` meets the accuracy target and ``max_cycles``.
         unit: Heading of the metric in tables. ``dB`` for SQNR.
     """
@@ -158,7 +158,7 @@ def mixed_precision(
         base: Quantization config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
         to: Higher precision: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
-        judge: See ``ethorch.tuning.sensitivity``. Modules are always ordered by sensitivity with ``"quantized"``.
+        judge: See ``ethorch.tuning.sensitivity``. The order of modules is always determined with ``"quantized"``.
         progress: Function called with each step.
 
     Raises:

@@ -44,7 +44,7 @@ class Smoothed:
         source: Name of the first parameter that was divided by the factors.
         readers: Names of weights that were multiplied by the factors.
         strength: Exponent applied to the activation ranges to compute the factors.
-        gain_db: SQNR improvement of the reading layers' quantized outputs on the samples, in dB.
+        gain_db: SQNR improvement, in dB on the samples, of the quantized layers that read the activation.
     """
 
     source: str
@@ -58,13 +58,13 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
     """Reduce outlier channels of activations by folding factors into parameters.
 
     Each channel is divided by a factor in the layer that computes the activation, and multiplied by the same factor in the layers
-    that read it. Factors are computed from activation and weight ranges, with the exponent that minimizes these layers' output
-    error (AWQ, Lin et al. 2023).
+    that read it. Factors are computed from activation and weight ranges, with the exponent that minimizes the reading layers'
+    output error (AWQ, Lin et al. 2023).
 
     Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are activations that only linear
-    layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator in between may
-    mix channels. A candidate is smoothed only if the quantized outputs of these layers improve. Parameters that other operators
-    read, such as tied embeddings, are not changed.
+    layers read: outputs of normalizations with weights, and of linear layers such as SwiGLU's ``up``. No operator between
+    the computing and reading layers may mix channels. A candidate is smoothed only if the reading layers' quantized outputs
+    improve. Parameters that other operators read, such as tied embeddings, are not changed.
 
     ::
 

@@ -131,7 +131,9 @@ def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer. If no flag sets the arena size or ``--optimise``, search for an arena as ``spec.arena`` requires.
+    """Compile a TOSA flatbuffer, and search for an arena as ``spec.arena`` requires.
+
+    ``--arena-cache-size`` and ``--optimise`` disable the search.
 
     Raises:
         VelaError: Vela rejected the graph.

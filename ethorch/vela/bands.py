@@ -47,7 +47,7 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
     """Return a copy of the graph in which subgraphs are split into bands of rows, or None if no split reduces the arena.
 
     Args:
-        first: Model compiled from ``graph`` with the smallest arena.
+        first: ``graph``, compiled with the smallest arena.
         limit: Arena limit in bytes.
     """
     is_cached, code = cache.get()

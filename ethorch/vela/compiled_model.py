@@ -116,7 +116,7 @@ class CompiledModel:
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
         passes: Stream passes that changed the command stream (``ethorch.vela.optimize``).
-        before_passes: The model before the passes, stored until their result is verified. None if no pass changed it.
+        before_passes: The model before the passes. None after verification, or if no pass changed the model.
     """
 
     command_stream: bytes = field(repr=False)

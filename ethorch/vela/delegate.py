@@ -86,7 +86,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:
-    """Correct a delegate with wrong results. Omit stream passes during the search, because they take most of the time."""
+    """Correct a delegate with wrong results. To save time, omit stream passes while searching for repairs."""
     plain = copy.copy(spec)
     plain.stream_passes = frozenset()
     result = repair_delegate(lowered, lambda changed: _compile(changed, plain))

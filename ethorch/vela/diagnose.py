@@ -75,7 +75,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
     """Return a copy of ``error`` whose message lists the rejected operators.
 
-    Its attribute ``declined`` maps the operators' source locations to Vela's messages.
+    The copy's attribute ``declined`` maps the operators' source locations to Vela's messages.
     """
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))

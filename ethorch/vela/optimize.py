@@ -30,7 +30,7 @@ _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
-    """Return the optimized model. Return ``model`` if the stream is COP2, has branches, or is unchanged by all passes."""
+    """Return the optimized model. Return ``model`` if the stream is COP2, has branches, or is not changed by any pass."""
     passes = spec.stream_passes if model.command_stream[:4] == stream.COP1 else frozenset()
     while passes:
         context = _context(model, spec, passes)
@@ -118,7 +118,7 @@ def _find_origins(optimized: Optimized) -> dict[int, int]:
 
 
 def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, int]:
-    """Map each original operation to the byte offset of its last replacement, or to the previous offset if it was removed."""
+    """Map each original operation to the byte offset of its last replacement, or to the preceding operation's offset if removed."""
     encoded = optimized.encoded.offsets
     last = {origins[op.key]: encoded[op.key] for op in optimized.stream.ops}
     offset, offsets = encoded[optimized.stream.ops[0].key], {}

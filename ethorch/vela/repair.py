@@ -186,7 +186,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Insert a copy of each operand, or of its reader's result if ``place`` is None. Return descriptions of the readers."""
+    """Copy each operand or, if its ``place`` is None, the result of its reader. Return descriptions of the readers."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

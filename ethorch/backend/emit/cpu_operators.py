@@ -1,6 +1,6 @@
 """Replace CPU operators with the operators that ExecuTorch's lowering writes.
 
-An operator's form in ``ethorch/targets/cpu_operators.csv`` selects the replacement.
+The column ``form`` of ``ethorch/targets/cpu_operators.csv`` selects an operator's replacement.
 """
 
 from __future__ import annotations

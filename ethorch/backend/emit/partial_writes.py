@@ -90,7 +90,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 
 
 def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
-    """Replace each ``copy_`` to a whole buffer with the writes that ``find_parts`` returns, in place.
+    """Replace each ``copy_`` to a whole buffer with the writes that ``find_parts`` returns.
 
     Return the ``index_put_`` or ``copy_`` node and the region of each write, for ``write_to_views``.
     """
@@ -119,7 +119,7 @@ def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, P
 
 
 def write_to_views(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
-    """Redirect partial writes to views of the buffers, in place."""
+    """Replace the target of each partial write with a view of the buffer."""
     for write, part in writes:
         buffer: Node = write.args[0]  # type: ignore[assignment]
         with graph.inserting_before(write):

@@ -79,7 +79,7 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Return a copy, with lowered partitions, of a graph from ``convert_pt2e``.
+    """Copy a graph from ``convert_pt2e``, and lower the copy's partitions.
 
     If ethorch's ``.pte`` writer does not support the graph, e.g. because of control flow, return the reason instead.
     """

@@ -20,8 +20,8 @@ CODES = {name: code for code, (name, _) in DTYPES.items()}
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
     """Place tensors in memory. Return their byte offsets and the total number of bytes.
 
-    Each tensor is placed at the lowest offset that is free during its lifetime. Tensors are placed by size, by size times
-    lifetime, or by first write, whichever order requires the fewest bytes.
+    Each tensor is placed at the lowest offset that is free during its lifetime. Tensors are placed in order of size, size
+    times lifetime, or first write, whichever requires the fewest bytes.
 
     Args:
         tensors: (size in bytes, index of the instruction that writes the tensor, index of the last instruction that reads it),

@@ -41,7 +41,7 @@ _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT
 class Writer:
     """A builder of a program that calls the same kernels as a program from ExecuTorch's lowering.
 
-    Call ``add_graph``, which detects unsupported graphs and requires no payloads, before ``program``.
+    Before ``program``, call ``add_graph``, which detects unsupported graphs and requires no payloads.
 
     Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the ``.pte``. A delegate writes its result directly into
     a buffer if no later operator reads the old value.

@@ -80,5 +80,5 @@ def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
 
 
 def tensor_bytes(tensor: Any, value: Value) -> bytes:
-    """Return the bytes of a tensor or an array in the dimension order of ``value``."""
+    """Return the bytes of a tensor or array, in the dimension order of ``value``."""
     return Elements.of(tensor, value.dim_order).data.tobytes()

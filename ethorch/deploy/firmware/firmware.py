@@ -113,8 +113,8 @@ def firmware(
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
             twice, with a reset in between. Default: calibration samples or example inputs if available, otherwise random samples.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
-        repeats: Number of self-test runs. If greater than 1, the self-test prints only the numbers of runs and of runs with
-            wrong outputs.
+        repeats: Number of self-test runs. If greater than 1, the self-test prints only the numbers of all runs and of those
+            with wrong outputs.
 
     Raises:
         EthorchError: A CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch.
@@ -138,7 +138,7 @@ class SelectedSizes:
 
     Attributes:
         methods: Method name -> sizes of all input axes, smallest method first.
-        paddings: For each axis, its padding's 1-based index in ``Selection.paddings``, or 0 if it is not padded.
+        paddings: For each axis, its padding's 1-based index in ``Selection.paddings``, or 0 without padding.
         steps: Divisor of each axis's size. Axes with the same nonzero ``paddings`` entry must have equal quotients.
     """
 

@@ -54,7 +54,7 @@ def kernel_call(
 
     Args:
         place: Function that returns the C address of a value, given its index.
-        label: Prefix, unique in the C file, of the constants' names.
+        label: Prefix that makes the constants' names unique in the C file.
         fail: C statement to run if the operator rejects its input.
     """
     body = KERNELS.get(call.operator)

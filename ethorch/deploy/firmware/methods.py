@@ -65,7 +65,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
     Raises:
         EthorchError: A method cannot be planned, or methods assign different initial values to one location. A method
-            name is not a C identifier, or two differ only in case.
+            name is not a C identifier, or two names differ only in case.
         PayloadError, ProgramError: A delegate is malformed.
     """
     constants = Constants(program)

@@ -1,6 +1,6 @@
 """Read a ``*.cbuild-mlops.yml`` written by ``cbuild setup``, and write the AI layer of a CMSIS solution.
 
-Section MLOps Management of the CMSIS-Toolbox 2.14 manual defines the format. Paths are relative to the folder of the file.
+The CMSIS-Toolbox 2.14 manual, section "MLOps Management", defines the format. Paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return default values for a target, for use without a ``*.cbuild-mlops.yml``."""
+    """Return a target's default ``Mlops``, for use without a ``*.cbuild-mlops.yml``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 

@@ -286,7 +286,7 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Move states to the arena, to the inputs of the method's only delegate. Return the moved states' indices."""
+        """Move states to the arena, where the method's only delegate reads them. Return the moved states' indices."""
         # This saves one copy for each state. Vela can reuse the input's memory after the state is read. After the run, the new
         # value is therefore copied from the output to the input, and no other output may overlap the input.
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]

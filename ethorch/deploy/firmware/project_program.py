@@ -63,7 +63,7 @@ def open_program(
 ) -> ProjectProgram:
     """Open a Program, a build, or a .pte (path or contents). See :func:`ethorch.firmware`.
 
-    If ``is_repeated`` is True, the calls contain a session of several methods only once, because the firmware repeats it.
+    If ``is_repeated`` is True, include a session of several methods only once, because the firmware repeats it.
     """
     record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):

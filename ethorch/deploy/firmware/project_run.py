@@ -160,7 +160,7 @@ class Output:
 
 
 def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
-    """Parse the outputs printed by the firmware. ``found`` is empty for a missing output."""
+    """Parse the outputs printed by the firmware. ``Output.found`` is empty for a missing output."""
     printed: dict[tuple[int, int], tuple[str, int | None]] = {}
     run = -1
     for line in text.splitlines():

@@ -106,7 +106,7 @@ class Bases:
     """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
-        private_offset: Offset in the CPU's buffer of planned memory 1, which the method does not share.
+        private_offset: Offset in the CPU's buffer at which the method's private planned memory 1 starts.
         shared: Locations of planned memories 2, 3, ..., which contain shared state.
         reads: Delegate number -> tensors that it accesses in place. See ``reads_in_place``.
     """

@@ -47,7 +47,7 @@ class Writer:
     """A collector of C statements, constants and source files.
 
     Args:
-        label: Prefix of the constants' names, unique in the file.
+        label: Prefix that makes the constants' names unique in the C file.
         fail: C statement to run if the operator rejects its input at run time.
     """
 
@@ -70,7 +70,7 @@ class Writer:
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
 
     def constant(self, declaration: str, value: str) -> str:
-        """Declare a constant, e.g. ``int32_t {}[2]`` with braces in place of the name, and return its name."""
+        """Declare a constant and return its name, which replaces the braces in ``declaration``, e.g. ``int32_t {}[2]``."""
         name = f"{self.label}_{len(self.constants)}"
         self.constants.append(f"static const {declaration.format(name)} = {value};")
         return name

@@ -18,7 +18,7 @@ from ethorch.targets.boards.description import Cpu
 
 
 class DataCache:
-    """Per-line flags that detect missing cache maintenance, for all memories except TCMs.
+    """Per-line flags to detect missing cache maintenance in all memories except TCMs.
 
     Args:
         hooks: Hooks that set the flags when the CPU loads or stores.
@@ -85,7 +85,7 @@ class DataCache:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Report the first address range of the NPU's accesses that contains dirty cache lines."""
+        """Report the first of the NPU's address ranges that contains dirty cache lines."""
         if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
@@ -103,7 +103,7 @@ class DataCache:
                     return
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Mark as stale the cache lines that the NPU wrote."""
+        """Mark the cache lines of the written ranges as stale."""
         if not self.is_enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):

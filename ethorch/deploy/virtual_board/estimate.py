@@ -64,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Estimate an operation's minimum cycles if it transfers each byte once and uses all multipliers after ISSUE_CYCLES."""
+    """Estimate an operation's minimum cycles, assuming one transfer per byte and use of all multipliers after ISSUE_CYCLES."""
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
         if region in memories:
@@ -75,7 +75,7 @@ def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memor
 
 
 def bytes_per_cycle(memory: Memory, npu: Npu, slot: NpuSlot) -> float:
-    """Return a memory's bandwidth in bytes per NPU cycle, or one beat of a port if the bandwidth is unknown."""
+    """Return a memory's bandwidth in bytes per NPU cycle, assuming one beat per cycle if the bandwidth is unknown."""
     if memory.bytes_per_second is None:
         return float(BEAT_BYTES[npu.family])
     return memory.bytes_per_second / slot.clock_hz

@@ -14,7 +14,7 @@ class Rule:
     """A check for a fault in the firmware.
 
     Attributes:
-        shows: Effect on silicon.
+        shows: Effect of the fault on silicon.
         status: STATUS bits that the virtual board sets, even for faults that silicon ignores.
     """
 

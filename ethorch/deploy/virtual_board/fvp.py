@@ -76,7 +76,7 @@ def find_command(board: Board, family: str) -> str:
 
 
 def find(name: str) -> str:
-    """Return the path of an FVP. Raise EmulatorError if it is not on PATH."""
+    """Return the path of an FVP. Raise EmulatorError if the FVP is not on PATH."""
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(
@@ -111,7 +111,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
 
 def environment(path: str) -> dict[str, str]:
-    """Return the environment variables for an FVP, including the path of the Corstone-320 FVP's libraries."""
+    """Return the host's environment variables, plus the path of the FVP's Python libraries (Corstone-320)."""
     variables = dict(os.environ)
     libraries = Path(path).resolve().parent
     for folder in (parent / "python" / "lib" for parent in libraries.parents):
@@ -160,7 +160,7 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None if it contains no count."""
+    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None if not found."""
     counts = _CYCLES.findall(text)
     return int(next(filter(None, counts[-1]))) if counts else None
 

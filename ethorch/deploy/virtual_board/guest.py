@@ -43,7 +43,7 @@ class Guest:
         )
 
     def find(self, address: int) -> tuple[Block, int] | None:
-        """Return the block that contains an address and the offset in the block, or None if no block contains it."""
+        """Return an address's block and the offset in it, or None if no block contains the address."""
         for block in self.blocks:
             offset = block.memory.offset(address)
             if offset is not None:
@@ -58,7 +58,7 @@ class Guest:
         return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """Return the zero-terminated text at an address, truncated at the limit or at the end of the memory."""
+        """Return the zero-terminated text at an address, truncated after ``limit`` bytes or at the end of the memory."""
         location = self.find(address)
         if location is None:
             return b""

@@ -11,7 +11,7 @@ class Inference:
     """One run of the NPU.
 
     Attributes:
-        stream: SHA-256 of the command stream: its key in the arguments ``sources`` and ``cycles`` of ``run``.
+        stream: SHA-256 of the command stream, the key in the arguments ``sources`` and ``cycles`` of ``run``.
         stream_address, stream_bytes: Address and size of the stream.
         started, ended: Number of CPU instructions executed before the start and before the end, or None if not counted.
         cycles: Estimated NPU cycles.

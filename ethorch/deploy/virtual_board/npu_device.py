@@ -294,7 +294,7 @@ class NpuDevice:
         return "ext" if attribute & 2 else "sram"
 
     def _check_configuration(self, run: _PendingRun, address: int) -> bool:
-        """Return True unless a driver payload header for a different NPU precedes the command stream."""
+        """Return True unless a driver payload header for an incompatible NPU precedes the command stream."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
             return True

@@ -25,7 +25,7 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """Return the command stream, decoded without constants, and its extents (upper bounds if the stream has branches).
+        """Return the decoded command stream, without constants, and its extents (upper bounds if the stream has branches).
 
         Raise MachineFault if the stream cannot be decoded or prepared.
         """

@@ -33,7 +33,7 @@ class Machine:
 
     Attributes:
         ram_base, ram_bytes: Address and size of the memory that can be file-backed.
-        interrupts: QEMU object and name of the interrupt lines for external devices.
+        interrupts: QEMU object, and name of its interrupt lines for external devices.
         first_interrupt: NVIC number of the first line.
     """
 

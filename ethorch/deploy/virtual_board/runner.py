@@ -1,4 +1,4 @@
-"""Run firmware on a board with one of three engines."""
+"""Select one of three engines and run firmware."""
 
 from __future__ import annotations
 

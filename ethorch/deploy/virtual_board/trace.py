@@ -1,4 +1,4 @@
-"""Write traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the operators of NPU runs.
+"""Write Perfetto and Chrome traces of virtual board runs: CPU activity between NPU runs, and the operators of NPU runs.
 
 Traces assume one CPU instruction per cycle. NPU cycles are estimates.
 """

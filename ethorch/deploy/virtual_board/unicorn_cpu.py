@@ -111,7 +111,7 @@ class Cpu:
         self.hooks.memories = len(rows)
 
     def map_device(self, base: int, size: int, read: Callable[[int, int], int], write: Callable[[int, int, int], object]) -> None:
-        """Map a device with ``read(offset, size)`` and ``write(offset, value, size)``. Python exceptions in them end the run."""
+        """Map a device with ``read(offset, size)`` and ``write(offset, value, size)``. Exceptions raised by these end the run."""
 
         def on_read(_uc: Any, offset: int, width: int, _data: Any) -> int:
             try:
@@ -141,7 +141,7 @@ class Cpu:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Request a stop so that load and store hooks can be added and translated code discarded."""
+        """Request a stop. The next run adds hooks for loads and stores, and discards translated code."""
         if not self._watching:
             self._watching = True
             self.stop()

@@ -32,7 +32,7 @@ class Exceptions:
         self.is_deferred = False
 
     def take(self) -> None:
-        """Enter the handler of a pending exception that can be taken now."""
+        """Enter the handler of a pending exception if one can be taken now."""
         masked = bool(self._cpu.register("PRIMASK") & 1 or self._cpu.register("FAULTMASK") & 1)
         exception = self._core.next_exception(masked, self._cpu.register("BASEPRI"))
         self.is_deferred = exception is not None and bool(self._cpu.register("XPSR") & 0x0600FC00)

@@ -169,7 +169,7 @@ class FloatTensor:
         return self.apply("COS")
 
     def sqrt(self) -> FloatTensor:
-        """Return the square root as x * rsqrt(x), because TOSA does not define POW for negative and infinite bases."""
+        """Return the square root as x * rsqrt(x), because TOSA does not define POW for negative or infinite bases."""
         return self.equals(0).then(self, self * self.minimum(LARGEST).rsqrt())
 
     def clamp(self, low: float, high: float) -> FloatTensor:

@@ -53,7 +53,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the entry index for each input value, and the distance from this entry in 1/128 of the entry spacing."""
+        """Return the entry index for each input value, and the distance from this entry in 128ths of the entry spacing."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
@@ -76,7 +76,7 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
 
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
-        far: Maximum error in output steps outside steep sections, if ``exact`` is False.
+        far: Maximum error outside steep sections, in output steps, if ``exact`` is False.
         exact: Whether every result must be within one output step of ``codes``, even at discontinuities. If this requires
             more than ``MOST`` TABLEs, an empty list is returned.
     """

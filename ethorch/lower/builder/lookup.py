@@ -111,7 +111,7 @@ class LookupBuilder(OperandBuilder):
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up the INT32 integers ``real`` for int8 ``x``, clamped to -2**30..2**30 - 1."""
+        """Look up ``real``, clamped to -2**30..2**30 - 1, as INT32 integers for int8 ``x``."""
         integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))

@@ -27,7 +27,7 @@ class Mantissas:
 
     Attributes:
         base: 2, or 4 for roots.
-        index: INT16 input of a TABLE that computes m. The lowest input represents v = 0.
+        index: INT16 index of m in a TABLE. The lowest index represents v = 0.
         exponent: INT32 h.
     """
 
@@ -59,8 +59,8 @@ class Mantissas:
     def look_up(self, b: Builder, function: Function) -> Value:
         """Return INT16 function(m / 2**31) * 32767 for function values in 0..1, and 0 for v = 0.
 
-        Do not widen the result with a separate RESCALE by 1, because the TABLE would then return INT32, which requires three
-        operations on U55.
+        Do not widen the result with a RESCALE by 1, because the TABLE would then return INT32, which requires three operations
+        on U55.
         """
         entries = np.append(0, np.rint(function(self._entries) * 32767))
         return b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")
@@ -68,8 +68,8 @@ class Mantissas:
     def look_up_precisely(self, b: Builder, function: Function, bits: int) -> Value:
         """Return INT32 function(m / 2**31) * 2**bits for a monotonic function. For v = 0, m is 2**31 / base.
 
-        Entries are relative to the middle of their range, for more precision. Their unit is a power of 2, which saves an
-        operation on U55.
+        Entries are relative to the middle of the function's range, for more precision. The unit of an entry is a power of 2,
+        which saves an operation on U55.
         """
         real = function(self._entries)
         middle = (real[0] + real[-1]) / 2

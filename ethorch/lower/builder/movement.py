@@ -217,7 +217,7 @@ class MovementBuilder(Emitter):
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
         """Pad the start of ``dim`` with ``before`` zero points, or crop it if ``before`` is negative.
 
-        Then pad or crop the end to ``extent``.
+        Then pad or crop the end until ``dim`` has size ``extent``.
         """
         after = extent - before - x.shape[dim]
         if before == 0 == after:

@@ -127,7 +127,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(self.widen(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
     def wrap(self, x: QTensor, dtype: str) -> QTensor:
-        """Convert INT32 to INT8 or INT16 with wraparound. Return other tensors unchanged."""
+        """Convert INT32 to INT8 or INT16 with wraparound. For other dtypes, return ``x`` unchanged."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
         if not self.integers:

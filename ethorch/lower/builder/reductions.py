@@ -1,4 +1,4 @@
-"""Sums, sums of squares, extremes, and functions of sums that are computed with interpolated tables."""
+"""Sums, sums of squares, extremes, and interpolated tables for functions of sums."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return an axis and section size for a split after which ``lead_with`` applies, or None if no split is needed or possible."""
+    """Return the axis and section size of a split after which ``lead_with`` applies, or None if no split is needed or possible."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -145,7 +145,7 @@ def tabulate(
     f(min(max(v, a), b)) - f(b), and the last TABLE returns f. Bounds are moved slightly so that a and b have entries.
 
     Args:
-        function: Function that is monotonic between the bounds.
+        function: The function f, monotonic between the bounds.
         from_middle: Whether the entries of the last TABLE are relative to the middle of their range, for more precision.
     """
     total: Value | None = None
@@ -240,7 +240,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str, most: int = 1) -> Val
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the maximum of ``fine`` in ``deviations`` for sums of ``count`` inputs with ``codes`` possible values."""
+    """Return the largest valid ``fine`` of ``deviations`` for rows of ``count`` inputs, each with ``codes`` possible values."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -251,7 +251,8 @@ def int32_product(b: Builder, x: Value, y: Value) -> Value:
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127.
 
-    Emit a MUL, because Vela fuses it with the RESCALEs. Alone, a RESCALE that changes the width is a separate NPU operation.
+    Emit a MUL, because Vela fuses the RESCALEs before and after it. Alone, a RESCALE that changes the width is a separate NPU
+    operation.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)

@@ -37,8 +37,8 @@ class ScalingBuilder(MovementBuilder):
     ) -> Value:
         """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A sequence ``scale`` contains one scale per index of the last axis. A float value is multiplied in its own dtype, then cast
-        if ``dtype`` is a float dtype.
+        If ``scale`` is a sequence, it contains one scale per index of the last axis. A float value is multiplied in its own dtype,
+        then cast if ``dtype`` is a float dtype.
 
         Raises:
             Unsupported: A scale is not positive and finite, or is too large for RESCALE (reason ``requantize.scale``).

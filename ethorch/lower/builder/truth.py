@@ -46,8 +46,8 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and to the same rank.
 
-    Comparisons are exact if the scales are equal, an operand is constant, or both are integers. Otherwise, the unit is 2**19
-    (int8) or 2**14 (int16) times finer than the coarser scale.
+    Comparisons are exact if the scales are equal, an operand is constant, or both operands are integers. Otherwise, the unit
+    is 2**19 (int8) or 2**14 (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:

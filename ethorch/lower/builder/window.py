@@ -105,7 +105,7 @@ class Window:
         )
 
     def crop(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
-        """Remove unread rows and columns from the end of an NHWC value, and return the value and the new window."""
+        """Remove unread rows and columns from the end of an NHWC value. Return the cropped value and its window."""
         n, height, width, c = value.shape
         value = b.crop(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))

@@ -131,9 +131,9 @@ class AtenBuilder:
         table: Mapping[Any, Callable[..., Any]] | None = None,
         where: Callable[[Graph], bool] = lambda graph: True,
     ) -> Any:
-        """Trace ``function(*args)`` and insert the traced nodes, or return None if ``where`` rejects the traced graph.
+        """Trace ``function(*args)``, insert the traced nodes, and return the results.
 
-        ``table`` contains additional decompositions.
+        If ``where`` rejects the traced graph, insert nothing and return None. ``table`` contains additional decompositions.
         """
         with self.fake_mode():
             traced = make_fx(function, decomposition_table=dict(table or {}))(*map(value_of, args))

@@ -127,7 +127,7 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``. Return None if the module, or the type or shape of an input, has changed."""
+    """Return the last result of ``export_module``, or None if the module, or the type or shape of an input, has changed."""
     state, types, program = _LAST.get(module, (None, None, None))
     return program if state == _state_of(module) and types == _types_of(inputs) else None
 

@@ -15,8 +15,8 @@ Shape = Sequence[int]
 def macs_of_graph(module: GraphModule) -> int:
     """Count the multiply-accumulates of convolutions, linear layers and matrix products in one call of an exported graph.
 
-    Both branches of a condition and one iteration of a loop are counted. If ``meta["val"]`` is
-    missing, the shape of the node's first input or, for get_attr, of its attribute is used.
+    Both branches of a condition and one iteration of a loop are counted. A node without ``meta["val"]`` is assumed to have the
+    shape of its first input (get_attr: of its attribute).
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")

@@ -192,7 +192,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if ``node`` casts a (clamped) int64 program input, or clamps one only for casts. Such nodes run on the CPU."""
+    """Return True for a cast of an int64 program input, and for a clamp between the input and its casts. Both run on the CPU."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -279,7 +279,7 @@ def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
 class Converted:
     """A graph returned by ``convert_pt2e``, used in place of an ExportedProgram.
 
-    ``mutable`` names the buffers that are not constant although the graph does not write to them.
+    ``mutable`` lists buffers that are not constant although the graph does not write to them.
     """
 
     graph_module: GraphModule

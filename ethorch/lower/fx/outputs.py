@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 
 def with_serializable_outputs(module: GraphModule) -> GraphModule:
-    """Return ``module``, or a copy that returns plain tuples if PyTorch cannot serialize the outputs, e.g. named tuples."""
+    """Return ``module`` or, if PyTorch cannot serialize its outputs, e.g. named tuples, a copy that returns plain tuples."""
     structure = getattr(module, "_out_spec", None)
     if structure is None or _is_serializable(structure):
         return module

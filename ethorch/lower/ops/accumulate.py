@@ -23,8 +23,7 @@ _LARGEST = 1 << 20
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
     """Add values[..., k, ...] to x[..., index[k], ...] along ``dim``.
 
-    The sums are a product with a matrix of ones and zeros. Return None if x is not float, or if the matrix would have more than
-    ``_LARGEST`` elements.
+    Return None if x is not float, or if the required matrix of ones and zeros exceeds ``_LARGEST`` elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]

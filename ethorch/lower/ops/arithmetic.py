@@ -1,6 +1,6 @@
 """Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a lookup table.
 
-Operators on plain integers compute in int32. If only one operand is quantized, the integers have scale 1 and zero point 0.
+Operators on plain integers compute in int32. If only one operand is quantized, the other has scale 1 and zero point 0.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ _EXACTNESS = """\
 
 
 def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit the comparison ``name``, e.g. ``ge``. See ``_EXACTNESS`` for its precision."""
+    """Emit the comparison ``name``, e.g. ``ge``. See ``in_one_unit`` for the precision."""
     comparison = _COMPARISONS[name]
     floats = any_float(x, y)
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)

@@ -23,8 +23,8 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
       padding planes are omitted, unless padding the feature map is cheaper.
     - For int8 with one input and one output channel per group, each kernel plane uses a DEPTHWISE_CONV2D, and the results are
       added in INT32. (TOSA 1.0 cannot add INT48.)
-    - Otherwise, e.g. for more than ``MOST_CHANNELS`` channels, the KD input planes that an output plane reads become the
-      channels of a CONV2D.
+    - Otherwise, e.g. if the input planes exceed ``MOST_CHANNELS`` channels, one CONV2D per group computes all output planes
+      from concatenated input planes.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):

@@ -25,7 +25,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
     The formula shows one axis, without padding and dilation.
 
     The positions s*q + r of the result (phase r) depend only on taps k = r (mod s). One convolution with stride 1 and s*s*O
-    output channels computes all phases. The phases are then interleaved.
+    output channels computes all phases, which are then interleaved.
 
     - For several groups with one input and one output channel each, a DEPTHWISE_CONV2D computes the phases.
     - For one group and stride (2, 2), a TRANSPOSE_CONV2D is used if it is faster on the target.

@@ -1,4 +1,4 @@
-"""Running sums, products, maxima and minima. Products over a dim."""
+"""Running sums, products, maxima and minima, and products over a dim."""
 
 from __future__ import annotations
 

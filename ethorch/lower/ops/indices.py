@@ -107,7 +107,7 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
 def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
     """Merge integer indices of several adjacent dims, and return (merged x, merged dim, index).
 
-    Return None if all indices are constant, or if they cannot be merged.
+    Return None if all indices are constant or cannot be merged.
     """
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:

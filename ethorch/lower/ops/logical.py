@@ -26,7 +26,7 @@ def as_truth(b: Builder, x: Any) -> QTensor:
 
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit the logical operation x ``name`` y, using the TOSA operators listed in ``_LOGICAL``."""
+    """Emit the logical operation x ``name`` y, where ``name`` is ``and``, ``or`` or ``xor``."""
     (xv, yv), dims = b.align(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)

@@ -335,7 +335,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, using layer and batch norms."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias, using layer and batch norms. Statistics are per group of channels."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -362,9 +362,9 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """Return (x - mean) / sqrt(var + eps) * weight + bias over each feature map, using layer and batch norms.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias, using layer and batch norms. Statistics are per feature map.
 
-    If running statistics are used, only a batch norm is needed.
+    Running statistics require only a batch norm.
     """
     if not use_input_stats:
         return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
@@ -379,7 +379,7 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """Compute (x - mean) / sqrt(var + eps) * weight + bias for each channel of the batch, with layer and batch norms.
+    """Compute (x - mean) / sqrt(var + eps) * weight + bias, using layer and batch norms. Statistics are per channel of the batch.
 
     The operator's other outputs, the mean and the reciprocal standard deviation, are not computed. In an edge program, an
     instance norm becomes this operator.

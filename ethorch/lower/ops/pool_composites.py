@@ -1,4 +1,4 @@
-"""Pools over one and three dims and adaptive maximum pools, decomposed into pools over two dims."""
+"""Pools over one or three dims, and adaptive maximum pools, decomposed into pools over two dims."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Layer:
     """The arguments and channels of a convolution or linear layer.
 
     Attributes:
-        weight, bias: Argument positions. The lowering quantizes the bias with the product of input and weight scales.
+        weight, bias: Argument positions. The lowering quantizes the bias with the product of the input and weight scales.
         weight_axis: Axis of the weight's output channels, or None if two axes contain them.
         output_axis: Negative index of the result's channel axis.
         groups: Number of groups.
@@ -61,7 +61,7 @@ class QuantRule:
 
     @property
     def fusable(self) -> bool:
-        """True if the operator can absorb a following clamp, whose output is then observed instead."""
+        """True if the operator can absorb a following clamp. Only the clamp's output is then observed."""
         return self.inputs and self.output == "own"
 
 

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE. Along each dim, x is multiplied by a resized identity matrix, or rows are selected."""
+"""Resizing without RESIZE. Along each dim, x is multiplied by a resized identity matrix or, in nearest modes, indexed."""
 
 from __future__ import annotations
 

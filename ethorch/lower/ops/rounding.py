@@ -89,9 +89,9 @@ def _nearest(half: float, slack: int) -> Threshold:
 
 
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
-    """Apply ``function`` to an int16 tensor by means of a Threshold. Return INT32 multiples of ``unit``.
+    """Use a Threshold to compute INT32 ``function(x)`` for int16 ``x``. ``function`` rounds x / ``unit`` to an integer.
 
-    Return None if no Threshold produces PyTorch's results. A value within float32 precision of an integer may be rounded to
+    Return None if no Threshold produces PyTorch's results. A quotient within float32 precision of an integer may be rounded to
     either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit

@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator. If it returns a tuple, return the first element. Convert a single int64 tensor to int32."""
+        """Call the operator. Return the result, or its first element if it is a tuple. Convert an int64 result to int32."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:

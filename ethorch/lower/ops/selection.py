@@ -34,7 +34,7 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
     """Return condition ? x : y, quantized with ``q``.
 
-    If ``q`` is None, the result's type is ``dtype``, by default the dtype of x, or of y if x is not a tensor.
+    If ``q`` is None, the result has the dtype ``dtype``. Default: the dtype of x, or of y if x is not a tensor.
     """
     condition = b.plain_tensor(condition)
     if q is not None:

@@ -189,10 +189,10 @@ def slice_scatter(
 
 
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
-    """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, its last row is used.
+    """Return x with source[k] at places[k] along ``dim``. For repeated positions, the last row is used.
 
-    Emit slices and a CONCAT. If too many slices are required, concatenate along a separate axis for evenly spaced positions, or
-    use a GATHER for other positions.
+    Emit slices and a CONCAT. If too many slices are required, use a CONCAT along a separate axis for evenly spaced positions, or
+    a GATHER for other positions.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]

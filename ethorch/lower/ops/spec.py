@@ -2,7 +2,7 @@
 
 Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
 
-- Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
+- Arguments follow the canonical ATen schema. A tensor is a QTensor; an unquantized constant is a NumPy array.
 - Inputs and outputs are quantized tensors, plain integers or truth values. The result has the shape ``out.shape`` and the
   quantization parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
 - If ``out.q`` is None, the result is plain integers or truth values of ``out.dtype``. ``Walk`` wraps INT32 results to

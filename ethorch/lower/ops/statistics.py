@@ -113,7 +113,7 @@ def std_of_floats(
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
     """Return the square root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
 
-    The error bound for int16 is larger because the tables have 15 bits.
+    The error bound for int16 exceeds that for int8, because the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)

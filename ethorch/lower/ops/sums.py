@@ -28,7 +28,7 @@ _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """Return factor * sum of x over ``dims``, computed in int32 and rounded once, or in FP32 for floats. Reduced dims have size 1.
+    """Return factor * sum of x over ``dims``, computed in int32 (FP32 for floats) and rounded once. Reduced dims have size 1.
 
     If the sum can exceed int32, e.g. for 65536 elements of int16, partial sums are rounded to fewer bits before they are added.
     """

@@ -123,7 +123,7 @@ class Filters:
 
 
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
-    """Return round(bias / scale[o]) as int32[O] (int48[O] for int16 activations), or ``bias`` unchanged for floats.
+    """Return round(bias / scales) as int32[O] (int48[O] for int16 activations), or ``bias`` unchanged for floats.
 
     int32 saturates at 32 bits, and int48 at 40 bits, the limit of the NPU (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
@@ -147,7 +147,7 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """Return the real value of an accumulator unit for each output channel."""
+    """Return the scale of the accumulator of each output channel."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 

@@ -16,7 +16,7 @@ _LONGEST, _WIDEST_INT32 = 65536, 32768
 
 
 def fold_wide_moves(r: Rewriter) -> None:
-    """Fold each CONCAT, SLICE and PAD with more than four axes. Also fold these operators and TILEs if the batch is large.
+    """Fold axes of CONCATs, SLICEs and PADs of rank above 4, and of these operators and TILEs if the batch is large.
 
     See ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes`` and ``vela.pad-of-five-axes``.
     """

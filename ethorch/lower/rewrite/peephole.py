@@ -148,7 +148,7 @@ def run_before_moves(r: Rewriter, op: Op) -> None:
 
 
 def move_tables_before_moves(r: Rewriter) -> None:
-    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they can be merged with other operators.
+    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that both can be merged with other operators.
 
     See ``vela.table-between-transposes``.
     """
@@ -161,7 +161,7 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Swap the INT8 TABLE of a convolution with few channels and the TRANSPOSEs that read the TABLE, so that Vela fuses it.
+    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that read it, so that Vela fuses the TABLE.
 
     Cases in which Vela 5.2 drops the TABLE are excluded: a TRANSPOSE of a CLAMP (U85) or of five axes (U65), and TRANSPOSEs that
     cancel each other.

@@ -180,7 +180,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
     Args:
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Function called with a name and the graph: first ``as lowered``, then each step that changed the graph.
+        dump: Function called with a name (``as lowered``, then each step that changed the graph) and the graph.
             See :func:`dump_to`.
     """
     names = Names(graph)

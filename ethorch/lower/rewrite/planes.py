@@ -79,7 +79,7 @@ def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]
 
 
 def copy_selected_inputs(graph: Graph, most: int) -> None:
-    """Copy inputs that a SELECT reads and a convolution can convert to NHWC. See ``vela.select-of-reshaped``."""
+    """Copy inputs that a SELECT reads and that a convolution can convert to NHWC. See ``vela.select-of-reshaped``."""
     r = Rewriter(graph)
     sources = {source for _, source, *_ in _find_transposes(r, most)}
     for op in r.select("SELECT"):
@@ -95,7 +95,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum sum of the bytes of a converted input and of the largest result of the operators that read it."""
+    """Return the maximum, over the converted inputs, of an input's bytes plus the bytes of its readers' largest result."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
@@ -112,7 +112,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Convert NCHW inputs of up to ``most`` planes by convolutions. Return the new graph and the converted inputs.
+    """Convert NCHW inputs of up to ``most`` planes with convolutions. Return the new graph and the converted inputs.
 
     Return ``(graph, ())`` if no input can be converted. In brick format, C planes form a feature map with 16C channels, because
     16 adjacent columns of a plane act as channels. A 1x1 convolution permutes these channels to NHWC.

@@ -206,7 +206,7 @@ class Place:
         return result
 
     def again(self, op: Op, *operands: Value, **changed: Any) -> Value:
-        """Insert a copy of ``op`` with different first operands and ``changed`` attributes."""
+        """Insert a copy of ``op`` with ``operands`` as its first operands, and with ``changed`` attributes."""
         place = Place(self.rewriter, self.following, self.name, op.result.origin)
         return place.emit(op.name, *operands, *op.operands[len(operands) :], **{**op.attrs, **changed})
 

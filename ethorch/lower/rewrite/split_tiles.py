@@ -11,7 +11,7 @@ _BYTES = {"INT32": 4, "INT16": 2}
 
 
 def split_tiles(r: Rewriter, cost: TileCost) -> None:
-    """Split each TILE by axis, and each multiple into factors, if this is estimated to be faster."""
+    """Split each TILE into one per axis, and each multiple into factors if this is estimated to be faster."""
     for op in r.select("TILE"):
         value, multiples = op.operands[0], op.attrs["multiples"]
         shape, factors = list(value.shape), dict[int, list[int]]()

@@ -27,7 +27,7 @@ _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
-    """Split TRANSPOSEs of four or more axes, after merging adjacent axes, if this is estimated to be faster.
+    """Split TRANSPOSEs of four or more axes, counted after merging adjacent axes, if this is estimated to be faster.
 
     A TRANSPOSE whose extents Vela refuses is always split, if necessary into sections that are concatenated.
     """

@@ -29,9 +29,9 @@ class VelaBug:
     """A pattern of operators that Vela refuses or compiles incorrectly.
 
     Attributes:
-        id: Stable identifier, also used by code elsewhere that avoids the bug.
+        id: Stable identifier, also used by code that avoids the bug.
         wrong: Description of the bug.
-        instead: Rewrite of each matching operator, or a description of the other code that avoids the bug.
+        instead: Rewrite of each matching operator, or a description of the code elsewhere that avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.
         which: Predicate that the operator must satisfy.
         of: TOSA operators, one of which must compute the first operand.

@@ -98,7 +98,7 @@ def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
 
 
 def has_weights_of_another(r: Rewriter, op: Op) -> bool:
-    """Return True if an earlier convolution has equal constant weights and scales, but a different bias or weight zero point."""
+    """Return True if an earlier convolution has the same constant weights and scales, but a different bias or weight zero point."""
     return op in r.analyze(_find_equal_weights)
 
 
@@ -133,7 +133,7 @@ def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` has a stride along an axis longer than 65,536, and padding at the axis's end or a preceding PAD."""
+    """Return True if ``op`` has a stride along an axis longer than 65,536, and pads the axis's end or follows a PAD."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -326,8 +326,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela fuses RESCALEs to INT32 with ``op`` on U55 and U65.
 
-    Vela fuses RESCALEs by 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses equal integer scales
-    below 2**15. It fuses unequal scales if the larger is 2**19 (INT8 inputs) or 2**14 (INT16 inputs).
+    Vela fuses RESCALEs by 1. If ``op`` is an ADD or SUB before a RESCALE to INT8 or INT16, Vela also fuses RESCALEs by equal
+    integers below 2**15. It fuses RESCALEs by unequal scales if the larger is 2**19 (INT8 inputs) or 2**14 (INT16 inputs).
     """
     # Determined by experiments.
     if not takes_rescales(r, op):
@@ -364,7 +364,7 @@ def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """Return True if ``op`` reshapes a shared INT32 value whose last axis, reshaped or not, is longer than 32,768."""
+    """Return True if a shared INT32 value that ``op`` reshapes is read with a last axis longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -414,7 +414,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE reshaped to more than four axes, with an extent of 1 before the last three axes."""
+    """Return True if an operand is a SLICE reshaped to more than four axes, and an axis before the last three has extent 1."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 
@@ -482,7 +482,7 @@ def root(r: Rewriter, value: Value) -> Value:
 
 
 def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE or rescaled SLICE of a value with as many elements as the result."""
+    """Return True if an operand is a SLICE or rescaled SLICE whose source has as many elements as the result of ``op``."""
     return bool(slices_of_as_many(r, op))
 
 

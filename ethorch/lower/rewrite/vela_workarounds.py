@@ -66,9 +66,9 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 
 
 def change_weights(r: Rewriter, op: Op) -> None:
-    """Store the weights with a zero point that no other convolution with equal weights uses.
+    """Change the weights' zero point, so that no other convolution stores equal weights.
 
-    If all are used, widen the kernel with columns of zeros.
+    If no zero point suffices, widen the kernel with columns of zeros.
     """
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """If Vela stores the second operand in only one shape, swap the operands. Otherwise, or for SUB, copy or reshape the first."""
+    """Swap the operands if Vela stores the second in one shape and ``op`` is not a SUB, or else copy or reshape the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -225,7 +225,7 @@ def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
 
 
 def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
-    """Copy each SLICE whose source has as many elements as the result. A RESCALE of the SLICE reads the copy."""
+    """Copy each SLICE whose source has as many elements as the operator's result. A RESCALE of the SLICE reads the copy."""
     for index in slices_of_as_many(r, op):
         rescale = r.producer(root(r, op.operands[index]), "RESCALE")
         r.insert_before(rescale or op, 0 if rescale else index, copy_value)

@@ -35,7 +35,7 @@ def read_regions(port_bytes: int, memories: Mapping[str, Mapping[str, float]], c
 
     Args:
         port_bytes: Width of an AXI port.
-        memories: Values of a ``System_Config`` section by memory name, then key. Missing keys have the defaults of regor.cpp.
+        memories: Values of a ``System_Config`` section by memory name, then key. Missing keys default to the values in regor.cpp.
         constants, arena, staging: Names of the memories that contain these regions.
     """
 

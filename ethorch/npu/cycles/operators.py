@@ -42,11 +42,11 @@ class Operator:
     Attributes:
         works: Chain of kernels, each with the total size of its slices or stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Region from which scales are transferred, if weights are also transferred for this operator.
-        is_shared: Whether the weights were already transferred for an earlier operator. Vela then counts the transfer again. False
-            if weights are transferred before the stream's first kernel, e.g. by the pass ``resident-weights``.
+        home: Source region of transferred scales, or None if scales or weights are not transferred.
+        is_shared: Whether the weights were already transferred for an earlier operator. Vela counts such a transfer again.
+            False if they were transferred before the stream's first kernel, e.g. by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
-        moved: Value that ``compound`` would have if all feature maps were in the arena's memory.
+        moved: Value of ``compound`` if all feature maps were in the arena's memory.
     """
 
     positions: list[int]

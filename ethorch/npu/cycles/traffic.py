@@ -87,7 +87,7 @@ def input_traffic(work: Work) -> Iterator[Traffic]:
 
 
 def chained_traffic(head: Work, work: Work) -> Iterator[Traffic]:
-    """Yield the traffic of a later kernel of a chain. Vela counts only the kernel's first feature map outside the chain."""
+    """Yield the traffic of a kernel after the first in a chain. Vela counts only its first feature map outside the chain."""
     for fm in work.ifms:
         if not fm.chained:
             if fm.elements > 1:

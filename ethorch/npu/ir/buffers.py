@@ -11,7 +11,7 @@ from ethorch.npu.runs import Run
 
 @dataclass
 class Buffer:
-    """The byte range [low, high) of a region, movable only as a whole."""
+    """A byte range [low, high) that can be moved only as a whole."""
 
     region: int
     low: int

@@ -1,6 +1,6 @@
 """Dataflow of a command stream.
 
-Each byte has a label: the operation that wrote it and its position in that operation's output, or its value if it is constant.
+A byte's label is its writer and its position in the writer's output, or, for a constant byte, its value.
 """
 
 from __future__ import annotations

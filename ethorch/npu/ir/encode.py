@@ -68,8 +68,8 @@ def encode_with_offsets(stream: Stream) -> Encoded:
 def derive_blockdeps(ops: Sequence[Op]) -> dict[int, int]:
     """Return BLOCKDEP for each kernel, keyed by ``Op.key``.
 
-    A chain keeps its decoded values if each of its kernels follows the same kernel as in the decoded stream. Otherwise, all its
-    kernels have the same value: 0 if the chain conflicts with the kernel before it, or else the maximum.
+    A chain keeps its decoded values if each of its kernels follows the same kernel as in the decoded stream. In other chains,
+    all kernels have the same value: 0 if the chain conflicts with the kernel before it, or else the maximum.
     """
     blockdeps: dict[int, int] = {}
     before: Op | None = None

@@ -91,7 +91,7 @@ class Op:
         return replace(self, registers={**self.registers, **raw}, _values=self._change_values(raw), _derived={})
 
     def _change_values(self, raw: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the decoded registers updated by ``raw``, or None if none are cached or a value is illegal."""
+        """Return the decoded registers updated by ``raw``, or None if they are not cached or a value is illegal."""
         if self._values is None:
             return None
         values = dict(self._values)

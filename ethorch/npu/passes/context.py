@@ -30,7 +30,7 @@ class Context:
         return self._operators[id(stream)][1]
 
     def estimate(self, stream: Stream) -> Estimate:
-        """Return the cycle estimate of a stream. The result is cached, so the stream must not be modified afterwards."""
+        """Return the cycle estimate of a stream. The result is cached; do not modify the stream afterwards."""
         if id(stream) not in self._estimates:
             rated = self.rate_operators(stream)
             self._estimates[id(stream)] = stream, estimate(stream, self.regions, self.effects, rated)

@@ -144,7 +144,7 @@ class _Elision(CopyGraph):
         self.is_traced = False
 
     def _is_used(self, writer: int, position: int) -> bool:
-        """Return True if a copy's target overlaps values read by the writer's chain, or accessed between the chain and the copy."""
+        """Return True if a copy's target overlaps inputs of the writer's chain, or values used between the chain and the copy."""
         (target,) = self.outputs[position]
         chain = self.chains[writer]
         accesses: list[Access] = [access for n in chain for access in self.inputs[n]]

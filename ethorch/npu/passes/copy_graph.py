@@ -97,7 +97,7 @@ class CopyGraph:
         """Yield the sources of ``fm``, a part of the target of the copy at ``position``.
 
         The first source is that of the copy itself. Each further source is that of the copy that wrote the previous one.
-        Iteration ends before a source that is overwritten before position ``stop``, or read by a copy in ``changed``.
+        Iteration ends before the first copy that is in ``changed``, or whose source is overwritten before position ``stop``.
 
         Yields:
             The position of each copy, its source, and the source address of each element of ``fm``.
@@ -122,7 +122,7 @@ class CopyGraph:
                 return
 
     def _find_overwriting(self, position: int) -> int:
-        """Return the position of the next operation that overwrites part of a value that the copy reads."""
+        """Return the position of the next operation that overwrites part of a value read by the copy at ``position``."""
         if position not in self._overwritten:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {HOST} for access in self.outputs[writer]]

@@ -29,7 +29,7 @@ _MODE_BIT = 9  # of DMA0_SRC_REGION: the number of loops (npu-reference 7)
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream with transfers instead of copying kernels, or None if it is not faster or exceeds a region."""
+    """Return a stream that copies feature maps by DMA, or None if it is not faster or a region becomes too large."""
     copies = [position for position, op in enumerate(stream.ops) if find_kernel_copy(op) and not _overlaps_itself(op)]
     if stream.npu.family != U85 or not copies:
         return None
@@ -51,7 +51,7 @@ def _overlaps_itself(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of ``length`` bytes in nested loops, as (rows, step in the source, step in the target)."""
+    """Rows of ``length`` bytes in nested loops. Each loop is (count, source step, target step)."""
 
     length: int
     source: int
@@ -164,7 +164,7 @@ def _count_transfers(rows: _Rows) -> int:
 
 
 def find_rows(sources: Ints, targets: Ints, item_bytes: int) -> list[_Rows]:
-    """Return loops that copy elements from their source addresses to their target addresses, or [] if these are irregular."""
+    """Return loops that copy elements from source to target addresses, or [] if the addresses are irregular."""
     order = np.argsort(targets, axis=None, kind="stable")
     target, source = targets.ravel()[order], sources.ravel()[order]
     is_start = np.ones(target.size, np.bool_)

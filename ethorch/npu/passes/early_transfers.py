@@ -1,4 +1,4 @@
-"""Start transfers of weights several operators early, and store the weights in free memory."""
+"""Start weight transfers several operators early, and store the weights in free memory."""
 
 from __future__ import annotations
 

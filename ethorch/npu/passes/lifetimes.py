@@ -204,7 +204,7 @@ class _Tracker:
 
 
 def find_overlaps(ops: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return, for each operation, the positions of the first and last operations that may run at the same time."""
+    """Return the positions of the first and last operations that may run during each transfer, or a kernel's own position."""
     starts, ends = list(range(len(ops))), list(range(len(ops)))
     running: dict[bool, list[int]] = {True: [], False: []}
     for position, (op, waits) in enumerate(zip(ops, derive_waits(ops), strict=True)):

@@ -60,7 +60,7 @@ class Optimized:
 def optimize(payload: bytes, image: Image, context: Context, pipeline: Sequence[Pass] = PIPELINE) -> Optimized | None:
     """Run the passes and verify the result.
 
-    Return None if no pass changes the stream, or if the result violates rules, all of which Vela's stream also violates.
+    Return None if no pass changes the stream, or if the result violates only rules that Vela's stream also violates.
 
     Raises:
         MachineFault: The payload cannot be decoded.
@@ -113,7 +113,7 @@ def _verify(encoded: Encoded, stream: Stream, reference: Dataflow | None, vela_f
 def _find_pass(
     steps: Sequence[tuple[Pass, Stream]], reference: Dataflow | None, vela_forms: frozenset[str], rules: Collection[str]
 ) -> str:
-    """Return the name of the first pass that violates new rules. Vela's stream already violates ``rules``."""
+    """Return the name of the first pass whose result violates rules other than ``rules``, those violated by Vela's stream."""
     for stage, stream in steps:
         if any(rejection.rule not in rules for rejection in _verify(encode_with_offsets(stream), stream, reference, vela_forms)):
             return stage.name

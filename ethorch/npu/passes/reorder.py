@@ -61,7 +61,7 @@ def find_windows(
     Args:
         ops: Operations of a stream with disjoint segments.
         rate: Function that returns the estimated cycles of operations.
-        budget: Maximum number of cycles that the windows may add.
+        budget: Maximum cycles that the windows may add.
         work: Maximum number of operations to visit or create when comparing windows.
     """
     return _Search(ops, lifetimes, sizes, first_key, rate, budget, work).run()

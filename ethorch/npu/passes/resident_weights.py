@@ -1,4 +1,4 @@
-"""Copy repeatedly read weights, such as those of a recurrent network, to fast memory once."""
+"""Copy weights that are read repeatedly, such as those of a recurrent network, to fast memory once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCALE_BUFFERS = 2
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream that copies repeatedly read weights at its start, or None if that does not save cycles."""
+    """Return a stream that starts with copies of repeatedly read weights, or None if that does not save cycles."""
     region = context.find_fast_region(stream)
     if region is None or not context.resident_bytes:
         return None
@@ -53,7 +53,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
-    """Return an upper bound on the cycles that copying each range saves, if positive."""
+    """Return the positive upper bounds on the cycles saved by copying each range."""
     constants, fast = context.regions[CONSTANTS], context.regions[region]
     rated, results = context.rate_operators(stream), context.estimate(stream).operators
     savings = dict[int, int]()

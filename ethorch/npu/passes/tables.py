@@ -12,7 +12,10 @@ from ethorch.npu.memory import INTERNAL
 
 
 def drop_transfers(ops: Sequence[Op], needed: npt.NDArray[np.bool_]) -> list[Op]:
-    """Return the operations without transfers of unused lookup tables. ``needed`` marks the bytes of internal memory read later."""
+    """Return the operations without transfers of unused lookup tables.
+
+    ``needed`` marks the bytes of internal memory that later operations read, and is modified.
+    """
     remaining = []
     for op in reversed(ops):
         written = [run for run in op.writes if run.region == INTERNAL] if op.is_dma else []

@@ -22,7 +22,7 @@ LOOK_AHEAD = 64  # steps within which the products must be overwritten
 
 
 def fuse_dots(c: Context, packed: Packed) -> None:
-    """Replace each REDUCE_SUM that can be fused with a ``Dot``, and the MUL before it with ``Nothing``."""
+    """Replace each fusible REDUCE_SUM with a ``Dot``, and the MUL before it with ``Nothing``."""
     active = [k for k, (step, _) in enumerate(packed) if not isinstance(step.prepared.form, Nothing)]
     for at, (first, second) in enumerate(pairwise(active)):
         dot = _dot(c, packed[first], packed[second])

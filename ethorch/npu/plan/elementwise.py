@@ -1,4 +1,4 @@
-"""Structs for elementwise operations. They compute in int32 if all intermediate values fit, and in int64 otherwise."""
+"""Structs for elementwise operations, which compute in int32 if all intermediate values fit, and in int64 otherwise."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Plan:
     Attributes:
         parts: Groups and individual operations in stream order.
         own_bytes: Size of the memory for chain buffers and accumulators of compiled operations.
-        reasons: Reason why each operation in Python is not compiled, keyed by operation.
+        reasons: Reasons for running operations in Python, keyed by operation.
         is_whole: Whether compiled code runs every operation that computes or moves data.
     """
 

@@ -19,7 +19,7 @@ class Images:
     """The images of a batch, in the format of compiled code.
 
     Args:
-        inputs, outputs: For each tensor, the host address of its first image, bytes per image, offset and region.
+        inputs, outputs: For each tensor, the host address of its first image, bytes per image, region offset, and region.
         counter: Address of the int64 index of the next image. Threads share this index.
         count: Number of images.
     """
@@ -76,7 +76,7 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run up to ``most`` further images of a batch without updating ``tallies``. ``plan.is_whole`` must be True.
+        """Process up to ``most`` further images of a batch without updating ``tallies``. ``plan.is_whole`` must be True.
 
         Returns:
             Index of an image that must be processed in Python, or None.

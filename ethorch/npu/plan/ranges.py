@@ -79,10 +79,10 @@ def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Return True for each channel whose floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
+    """Return True for each channel whose floor(v * (multiplier / unit) + (addend / unit + zero_point)) is exact in float64.
 
-    This expression then equals the result of integer scaling. In units of 2**-s, all terms are integers, which are exact if the
-    terms and their sum are below 2**53.
+    This expression then equals the result of integer scaling. ``unit`` is 2**shift. As multiples of 1 / unit, all terms are
+    integers, which are exact if the terms and their sum are below 2**53.
 
     Args:
         largest: Bound on |v|, a scalar or one element per channel.
@@ -98,7 +98,7 @@ def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
     """Return True if the largest terms prove ``exact_in_double`` for all channels.
 
-    No addend exceeds one unit, 2**s (npu-reference 6.1).
+    No addend exceeds 2**shift (npu-reference 6.1).
     """
     product = float(largest.max(initial=0)) * float(np.abs(s.multiplier).max(initial=0))
     moved = (abs(zero_point) + 1) << int(np.max(s.shift, initial=0))

@@ -1,4 +1,4 @@
-"""Combinations of register values in Vela's streams, and therefore proven on silicon.
+"""Combinations of register values that Vela emits, and that are therefore proven on silicon.
 
 ``tools.stream_forms`` writes ``forms_*.txt``. ``NEW_FORMS`` contains combinations added by stream passes.
 """

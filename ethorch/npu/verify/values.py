@@ -1,4 +1,4 @@
-"""Check the values in memory. A value is the bytes that one operation writes, and is valid until they are overwritten."""
+"""Check the values in memory. A value consists of the bytes that one operation writes, and is valid until they are overwritten."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def positions(order: Order, family: str) -> Ints:
-    """Return the index in the flat W[o][ky][kx][i] of each stream entry as int64, or -1 for padding."""
+    """Return each stream entry's index in the flat W[o][ky][kx][i] as int64, or -1 for padding."""
     taps = order.kernel[0] * order.kernel[1]
     parts = []
     way = _TRAVERSALS[family]

@@ -112,7 +112,7 @@ def _metadata(shape: str) -> list[Data]:
 
 
 def node_data(program: Program) -> Data:
-    """Return the cycles and the transferred bytes of each node of ``program_graph``, in Model Explorer's node data format."""
+    """Return the cycles and transferred bytes of each node of ``program_graph``, in Model Explorer's node data format."""
     layers = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
     graph = program_graph(program)["id"]
     cycles = {str(layer.index): {"value": layer.cycles} for layer in layers if layer.cycles is not None}

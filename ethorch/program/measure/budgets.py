@@ -57,7 +57,7 @@ def budgets(record: Record) -> Budgets:
 
 
 def least_ram(shapes: Iterable[Sequence[int]]) -> int:
-    """Return a lower bound on the required RAM: one byte for each element of inputs with the given shapes."""
+    """Return a lower bound on the RAM of a program with these input shapes: one byte for each element."""
     return sum(math.prod(shape) for shape in shapes)
 
 

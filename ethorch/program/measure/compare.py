@@ -32,7 +32,7 @@ _QUANTIZED = "compare requires the float model, but the program was compiled fro
 
 
 def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
-    """Compare a program's outputs and operators on samples with those of its float and quantized models.
+    """Compare a program with its float and quantized models on samples, by output and by operator.
 
     Args:
         samples: Model inputs, one tuple for each inference.

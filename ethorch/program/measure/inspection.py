@@ -34,7 +34,7 @@ class Inspection:
     def to_dataframe(self, include_units: bool = True) -> Any:
         """Return the Inspector's table as a pandas DataFrame, with two columns added.
 
-        ``estimated_cycles`` contains NPU cycles estimated by Vela and CPU cycles estimated with ``ethorch.figures.RATES``. It is
+        ``estimated_cycles`` is Vela's estimate for NPU operations, an estimate with ``ethorch.figures.RATES`` for CPU kernels, and
         None for all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles.
         """
         table = self.inspector.to_dataframe(include_units=include_units)

@@ -1,6 +1,6 @@
 """Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
-The cause of a wrong result is the first of these whose results differ too much from its predecessor's.
+A wrong result is caused by the first of these that differs too much from the previous one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Meter(Protocol):
     """An accumulator of metrics over samples."""
 
     def add(self, outputs: Any, label: Any) -> None:
-        """Add the label of a sample and its flattened outputs, converted by ``postprocess`` if set."""
+        """Add the label of a sample, and its flattened outputs (after ``postprocess``, if set)."""
 
     def figures(self) -> dict[str, float]:
         """Return the value of each metric, by name."""

@@ -89,7 +89,7 @@ class LayerTime(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """Measured cycles divided by estimated cycles, or the ratio of the shares if cycles are unknown."""
+        """Measured cycles divided by estimated cycles, or ``measured_share / estimated_share`` if cycles are unknown."""
         if self.measured_cycles is not None and self.estimated_cycles:
             return self.measured_cycles / self.estimated_cycles
         return self.measured_share / self.estimated_share if self.estimated_share else None

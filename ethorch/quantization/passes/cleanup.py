@@ -35,7 +35,7 @@ def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove dropouts in evaluation mode and casts without effect, except on parameters and inputs."""
+    """Remove dropouts in evaluation mode and casts without effect, unless they read a parameter or an input."""
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])

@@ -1,6 +1,6 @@
 """Compute mixtures of experts without sorting.
 
-The library ``transformers`` sorts rows by expert, but neither the NPU nor ExecuTorch has a kernel for its grouped products.
+The library ``transformers`` sorts rows by expert for grouped matrix products, which neither the NPU nor ExecuTorch supports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove the sort and inverse permutation of each mixture of experts, and replace grouped matrix products with linear layers.
+    """Remove the sort and the inverse permutation in mixtures of experts, and replace grouped matrix products with linear layers.
 
     Each row is copied to the position of its expert in a longer row of zeros. One linear layer then multiplies the longer row by
     the matrices of all experts.

@@ -91,7 +91,7 @@ class _View:
 
 
 class _Functionalizer:
-    """A pass in graph order. ``views`` maps original nodes to views of memory, and ``current`` returns their current values."""
+    """A pass in graph order. ``views`` maps original nodes to views of memory. ``current`` returns a node's current value."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph

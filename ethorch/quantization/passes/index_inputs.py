@@ -32,7 +32,7 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Insert one cast to int32 for each int64 input and mutable buffer that is used as an index.
 
-    An index fits in 32 bits, because it is smaller than the indexed dim. The cast replaces the input in operators that move,
+    An index fits in 32 bits, because it is smaller than the indexed dim. The cast replaces the int64 tensor in operators that move,
     add or compare it, in writes to a mutable buffer, and in remainders by powers of two. If the target does not support GATHER,
     inputs and buffers that CPU kernels use as indices remain int64. Other int64 inputs are cast only for comparisons with
     constants, after a clamp to the constants' range plus one on each side.

@@ -89,7 +89,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return a number or the maximum of a constant tensor if this value is at most ``HUGE`` (-1e4). Return None otherwise."""
+    """Return a number, or the maximum of a constant tensor, if the value is at most ``HUGE`` (-1e4). Return None otherwise."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
@@ -113,7 +113,7 @@ def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
 
 
 def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
-    """Return True if some values are at most ``below`` and far below all other values."""
+    """Return True if values <= ``below`` exist and are far below all other values."""
     hidden = values <= below
     if not hidden.any():
         return False

@@ -36,7 +36,7 @@ class ViewStep:
     """A view operation.
 
     Attributes:
-        key: Key that is equal for equal views.
+        key: Key by which equal views of a tensor are recognized.
         take: Function from the node of a tensor to the node of the view.
         put: Function from (tensor, new value of the view) to the updated tensor.
     """

@@ -34,7 +34,7 @@ _DEPTH = 6  # maximum number of rows in the chart of modules
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Charts:
-    """Return the charts by name, without those for which figures are missing."""
+    """Return the charts, keyed by name. Charts whose figures are missing are omitted."""
     drawn: Charts = {}
     if cycles_known(layers):
         drawn["largest"] = largest(layers)

@@ -28,8 +28,7 @@ Data = Mapping[str, Any]
 def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
     """Return the HTML report about a program.
 
-    All text in ``data`` is escaped, and a content security policy allows only the page's
-    own scripts and no network access.
+    All text in ``data`` is escaped. A content security policy allows only the page's own scripts, and blocks network access.
 
     Args:
         data: Result of ``Program.to_json``.

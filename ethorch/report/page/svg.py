@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Point:
-    """A circle or a diamond with a radius in pixels, a tooltip and a label above it."""
+    """A circle or a diamond with a tooltip, a radius in pixels, and a label above."""
 
     x: float
     y: float
@@ -93,8 +93,8 @@ class Chart:
     """A chart with two axes and a legend.
 
     Attributes:
-        marks: Marks in drawing order, in the units of the axes.
-        legend: Name and color of each group. The legend is shown only if there are several groups.
+        marks: Marks in drawing order. Coordinates are in the axes' units.
+        legend: Name and color of each group of marks. A legend with one group is not shown.
         height: Height of the drawing area in pixels.
     """
 

@@ -138,7 +138,7 @@ class Module:
 
     Attributes:
         path, name: Full path, and its last component.
-        npu, cpu: Number of layers on the NPU and on the CPU, including submodules.
+        npu, cpu: Numbers of NPU layers and CPU layers, including those of submodules.
         cycles: Total cycles of all layers in the module, or None if a layer's cycles are unknown.
         share: Share of the program's cycles, from 0 to 1.
     """

@@ -42,7 +42,7 @@ class Cpu(Sourced):
 
     Attributes:
         core: Name that compilers use, e.g. ``cortex-m55``.
-        dcache_bytes, icache_bytes: Cache sizes. 0 if the CPU has no cache.
+        dcache_bytes, icache_bytes: Cache sizes. 0 if the CPU lacks this cache.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC interrupt lines.
         vector_table: Address of the vector table after a reset.
@@ -149,7 +149,7 @@ class Board(Sourced):
 
     Attributes:
         name: Name in the board file. ``load`` finds built-in boards by name.
-        fvp: Command of Arm's FVP, keyed by NPU family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
+        fvp: Commands of Arm's FVPs, keyed by NPU family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
         qemu: QEMU machine name, or an empty string if QEMU does not support the board.
     """
 

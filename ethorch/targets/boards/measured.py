@@ -1,4 +1,4 @@
-"""Published measurements on boards, and estimates for the same network, NPU and memories."""
+"""Published measurements on boards, and estimates for the same networks, NPUs and memories."""
 
 from __future__ import annotations
 
@@ -178,9 +178,10 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
-    """Return the spread of a board's measurements if it has at least two. FVPs are excluded.
+    """Return the spread of a board's measurements. FVPs are excluded.
 
-    Otherwise return the spread of all measurements on this board and on any bare-metal silicon, or None if no measurement exists.
+    With fewer than two measurements, return the spread of all those on this board and on any bare-metal silicon, or None if no
+    measurement exists.
     """
     relevant = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
     own_ratios = [row.ratio for row in relevant if row.board == board]

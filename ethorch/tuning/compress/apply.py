@@ -77,7 +77,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
-    """Return ``{name: recipe}`` for all weights that ``recipe`` can change, to pass to ``apply``.
+    """Return an argument for ``apply``: ``{name: recipe}`` for all weights that ``recipe`` can change.
 
     Raises:
         QuantizationError: The model has no quantized weights, or the recipe is invalid.

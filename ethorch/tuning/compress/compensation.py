@@ -56,7 +56,7 @@ class Problem:
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """The column groups in each of which 2:4 preserves two columns, by decreasing importance.
+        """The column groups in order of decreasing importance. 2:4 preserves two columns of each group.
 
         For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on. The last group may be shorter,
         because Vela accepts two of three columns.

@@ -42,7 +42,7 @@ def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tenso
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """Return, for each weight, the sum of the second moments of its layers, or None if a layer is a transposed convolution."""
+    """Return, for each weight, the summed second moments of its layers' inputs, or None if a layer is a transposed convolution."""
     owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
     by_weight: list[list[Tensor | None]] = [[] for _ in weights]
     runner = NodeRunner(graph, samples)

@@ -63,7 +63,7 @@ def plan(
         max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
         max_cycles: Maximum total NPU cycles, estimated by Vela.
         min_sqnr_db: Minimum SQNR on the samples. If this is the only budget, the plan compresses as much as possible.
-        objective: Resource to save if ``min_sqnr_db`` is the only budget: ``cycles`` or ``bytes``.
+        objective: Resource to save (``cycles`` or ``bytes``) if ``min_sqnr_db`` is the only budget.
         recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
         quantizer: Quantizer. Defaults to int8 with per-channel weights.

@@ -24,7 +24,7 @@ class Tried:
     """A weight compressed by a recipe.
 
     Attributes:
-        cycles, bytes: Costs if all weights use this recipe. See :class:`Layer`.
+        cycles, bytes: This weight's costs if all weights use the recipe. See :class:`Layer`.
         sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
     """
 

@@ -21,7 +21,7 @@ class Use:
     """A layer that reads a weight.
 
     Attributes:
-        layer: Argument positions, channel axes, groups and window.
+        layer: The layer's argument positions, channel axes, groups and window.
         dequantize: Dequantize node of the weight.
     """
 

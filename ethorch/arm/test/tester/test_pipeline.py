@@ -1,6 +1,6 @@
 """The Arm backend's test pipelines, which run programs in ethorch's simulator instead of Arm's FVP.
 
-``VgfPipeline`` and the pipelines that test only passes or only the quantizer are not available.
+``VgfPipeline`` and the pipelines that test passes or the quantizer in isolation are not available.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BasePipeline(Generic[T]):
         test_data: Inputs for exporting and running the module.
         aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         exir_ops: Names of edge operators that must be delegated.
-        use_to_edge_transform_and_lower: Whether to lower in one stage instead of two, ``to_edge`` and ``partition``.
+        use_to_edge_transform_and_lower: Whether one stage replaces the stages ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
     """
 
@@ -117,7 +117,7 @@ class BasePipeline(Generic[T]):
         """Insert a stage that calls ``func``.
 
         The stage's identifier is the function's name. If the stage can be repeated, a dot and ``suffix`` are appended. The
-        default suffix is the number of existing stages with this name; the first has no suffix.
+        default suffix is the number of existing stages for this function. If it is 0, nothing is appended.
 
         Args:
             pos: Position. -1 appends the stage, -2 inserts it before the last stage.

@@ -58,7 +58,7 @@ def quantized_add(
     high: int,
     out: View,
 ) -> None:
-    """Add int8 tensors, shifted left by 20 bits and rescaled to a common scale."""
+    """Add int8 tensors after shifting them left by 20 bits and rescaling them to a common scale."""
     _int8(x, y, out)
     _shifts(x_shift, y_shift, shift)
     numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]
@@ -76,7 +76,10 @@ def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: i
 def quantized_batch_matmul(
     w: Writer, x: View, x_offset: int, y: View, y_offset: int, zero: int, multiplier: int, shift: int, scratch: View, out: View
 ) -> None:
-    """Compute out[b, m, n] as the sum over k of x[b, m, k] * y[b, n, k], in int8. Offsets are negated zero points."""
+    """Compute out[b, m, n] as the sum over k of x[b, m, k] * y[b, n, k].
+
+    Operands and results are int8. ``x_offset`` and ``y_offset`` are negated zero points.
+    """
     _int8(x, y, out)
     _shifts(shift)
     if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):

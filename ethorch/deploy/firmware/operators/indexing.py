@@ -1,4 +1,4 @@
-"""Embeddings, gathers, scatters and indexing with tensors.
+"""Embeddings, gathers, scatters, and indexing with tensors.
 
 A call with an out-of-range index fails, as in ExecuTorch's runtime. The outputs of failed calls can differ from the runtime's.
 """

@@ -217,7 +217,7 @@ def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices
 
 @kernel("aten::topk.values")
 def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
-    """Compute the k largest or smallest elements along an axis in sorted order, and their indices. Ties are in index order."""
+    """Compute the k largest or smallest elements along an axis, sorted, and their indices. Ties are in index order."""
     if x.dtype not in _PLACES or x.dtype == "bool":
         raise refuse_dtype(x.dtype, ", ".join(_PLACES[:-1]))
     if not values.numel:

@@ -69,7 +69,7 @@ class Constants:
 
 @dataclass
 class Emitter:
-    """A builder that emits operations in execution order, with decreasing negative keys."""
+    """A builder of operations in execution order. Their keys are negative and decrease."""
 
     npu: Npu
     next_key: int
