@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,6 +86,13 @@ class OperandBuilder(ScalingBuilder):
         if value.dtype == "BOOL":
             value = self.emit("CAST", value, dtype="INT8")
         return self.rescale(value, 1.0, dtype="INT32")
+
+    def limit_integers(self, x: QTensor, bound: float, most: float = 0) -> QTensor:
+        """Clamp INT32 integers to -bound..bound, rounded up, if their magnitude can exceed ``most``."""
+        limit = math.ceil(bound)
+        if x.qparams.reach <= max(limit, most):
+            return x
+        return QTensor(self.limit(x.value, limit), x.dims, replace(x.qparams, qmin=-limit, qmax=limit))
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
         """Convert a constant to integers of ``dtype``, or to truth values. Return a QTensor unchanged.

@@ -58,6 +58,11 @@ class QParams:
         return self.scale[0]
 
     @property
+    def reach(self) -> float:
+        """The largest magnitude of a real value."""
+        return max(abs(self.qmin - self.zp), abs(self.qmax - self.zp)) * self.step
+
+    @property
     def code_count(self) -> int:
         return self.qmax - self.qmin + 1
 
@@ -88,6 +93,14 @@ class QParams:
 def float_qparams(dtype: str) -> QParams:
     """Return the parameters of a float dtype: scale 1, zero point 0 and an unlimited range."""
     return QParams((1.0,), (0,), -(1 << 128), 1 << 128, dtype)
+
+
+def plain_qparams(value: Value) -> QParams:
+    """Return the parameters of plain integers or truth values: scale 1, and the range of the constant or of the dtype."""
+    if value.data is not None and value.data.size:
+        return QParams((1.0,), (0,), int(value.data.min()), int(value.data.max()), "INT32")
+    low, high = (0, 1) if value.dtype == "BOOL" else dtype_range(value.dtype)
+    return QParams((1.0,), (0,), low, high, "INT32")
 
 
 def dtype_range(dtype: str) -> tuple[int, int]:

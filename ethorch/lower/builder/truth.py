@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.builder.qparams import QParams, QTensor, float_qparams
+from ethorch.lower.builder.qparams import QParams, QTensor, float_qparams, plain_qparams
 from ethorch.support.errors import Reason
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import Dims, contiguous
 
 #: Left shift for the coarser of two scales, the largest shift for which differences fit int32.
 _HEADROOM = {"INT8": 19, "INT16": 14}
+#: log2 of the largest integer that is compared with a quantized tensor, in their common unit.
+_LARGEST = {"INT8": 28, "INT16": 30}
 
 
 def native(b: Builder) -> bool:
@@ -64,13 +67,20 @@ def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     exact = len(tensors) == 2 and tensors[0].qparams.step == tensors[1].qparams.step
     unit = coarse if exact else coarse / (1 << _HEADROOM[wide])
 
-    values, dims = b.align(x, y)
-    for k, t in enumerate((x, y)):
-        if not t.is_integer:
-            values[k] = b.rescale(values[k], t.qparams.step / unit, input_zp=t.qparams.zp, dtype="INT32")
-        else:
-            values[k] = b.rescale(values[k], 1.0 / unit, dtype="INT32")
+    pair = [QTensor(t.value, t.dims, plain_qparams(t.value)) if t.is_integer else t for t in (x, y)]
+    if len(tensors) == 1 and max(t.qparams.reach for t in pair) > unit * (1 << _LARGEST[wide]):
+        unit *= 4  # the scale of a RESCALE is below 2**29
+        pair = [_limit_integers(b, t, tensors[0].qparams) if t is not tensors[0] else t for t in pair]
+    values, dims = b.align(*pair)
+    for k, t in enumerate(pair):
+        values[k] = b.rescale(values[k], t.qparams.step / unit, input_zp=t.qparams.zp, dtype="INT32")
     return values, dims
+
+
+def _limit_integers(b: Builder, x: QTensor, q: QParams) -> QTensor:
+    # Integers beyond the reach of q compare like the first of them. If this is 1, any scale above the reach preserves the order.
+    limited = b.limit_integers(QTensor(b.widen(x.value), x.dims, x.q), math.floor(q.reach) + 1)
+    return replace(limited, q=replace(limited.qparams, scale=(min(1.0, 2 * q.reach),)))
 
 
 def _constant(x: Any) -> npt.NDArray[Any] | None:

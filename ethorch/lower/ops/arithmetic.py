@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
-from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range, float_qparams
+from ethorch.lower.builder.qparams import QParams, QTensor, Result, float_qparams, plain_qparams
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.logical import logical
 from ethorch.lower.ops.matmul import fold_factor
@@ -27,19 +27,24 @@ from ethorch.tosa.layout import Dims
 
 aten = torch.ops.aten
 
-_INTEGERS = QParams((1.0,), (0,), *dtype_range("INT32"), "INT32")
 #: log2 of the larger operand scale in units of the sum, for the widest operand dtype. For int8 and int16 it is the NPU's
 #: left shift; for plain integers it leaves 20 bits. Vela does not merge other scales into an ADD, or merges such scales incorrectly
 #: (``vela.sum-of-whole-scales``).
 _HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
+_MOST = 1 << 29  # largest integer operand of a sum, in units of the sum
+
+
+def is_plain(x: Any) -> bool:
+    """Return True for plain integers and numbers."""
+    return not isinstance(x, QTensor) or x.is_integer
 
 
 def as_quantized(b: Builder, x: Any) -> QTensor:
     """Convert plain integers and numbers to quantized tensors with scale 1."""
     if isinstance(x, QTensor) and not x.is_integer:
         return x
-    x = b.plain_tensor(x)
-    return QTensor(b.widen(x.value), x.dims, _INTEGERS)
+    tensor = b.plain_tensor(x)
+    return QTensor(b.widen(tensor.value), tensor.dims, plain_qparams(tensor.value))
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
@@ -68,17 +73,26 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
             return b.emit(name, xv, yv if abs(alpha) == 1 else b.emit("MUL", yv, factor, shift=0))
 
         return plain_pair(b, x, y, plain)
-    x, y = as_quantized(b, x), as_quantized(b, y)
-    scales = (x.qparams.step, y.qparams.step * abs(alpha))
-    headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
-    wide_codes = any(q is not _INTEGERS and q.dtype == "INT32" for q in (x.qparams, y.qparams))
+    integers = [is_plain(x), is_plain(y)]
+    pair = [as_quantized(b, x), as_quantized(b, y)]
+    factors = (1.0, abs(alpha))
+    scales = [t.qparams.step * factor for t, factor in zip(pair, factors, strict=True)]
+    headroom = min(_HEADROOM[t.qparams.dtype] for t in pair)
+    wide_codes = any(t.qparams.dtype == "INT32" and not is_integer for t, is_integer in zip(pair, integers, strict=True))
     unit = max(scales) * 4 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
-    (xv, yv), dims = b.align(x, y)
-    wide = [
-        b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
-        for value, scale, q in ((xv, scales[0], x.qparams), (yv, scales[1], y.qparams))
-    ]
-    total = b.emit(name, *wide)
+    if sum(integers) == 1:  # larger integers saturate the result
+        k = integers.index(True)
+        bound = (out.reach + pair[1 - k].qparams.reach * factors[1 - k]) / scales[k]
+        pair[k] = b.limit_integers(pair[k], bound, _MOST * unit / scales[k])
+        unit = max(unit, pair[k].qparams.reach * scales[k] / _MOST)
+    values, dims = b.align(*pair)
+    total = b.emit(
+        name,
+        *(
+            b.rescale(value, scale / unit, input_zp=t.qparams.zp, dtype="INT32")
+            for value, scale, t in zip(values, scales, pair, strict=True)
+        ),
+    )
     return QTensor(b.requantize(total, unit, out), dims, out)
 
 
@@ -192,8 +206,18 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         return logical(b, "and", x, y)
     if out.q is None:
         return plain_pair(b, x, y, lambda xv, yv: b.emit("MUL", xv, yv, shift=0))
-    x, y = as_quantized(b, x), as_quantized(b, y)
-    return product(b, x, y, x.qparams.step * y.qparams.step, out.q)
+    integers = [is_plain(x), is_plain(y)]
+    pair = [as_quantized(b, x), as_quantized(b, y)]
+    scale = pair[0].qparams.step * pair[1].qparams.step
+    if sum(integers) == 1:
+        k = integers.index(True)
+        codes = pair[1 - k].qparams.reach / pair[1 - k].qparams.step
+        pair[k] = b.limit_integers(pair[k], out.q.reach / scale + 1, 2.0**31 / codes - 1)  # larger integers saturate the result
+        unit = max(1.0, pair[k].qparams.reach * codes / 2.0**30)
+        if unit > 1:
+            pair[k] = QTensor(b.rescale(pair[k].value, 1 / unit, dtype="INT32"), pair[k].dims, pair[k].q)
+            scale *= unit
+    return product(b, pair[0], pair[1], scale, out.q)
 
 
 @op(

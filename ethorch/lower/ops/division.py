@@ -14,7 +14,7 @@ from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.lower.builder.reductions import int32_product
 from ethorch.lower.fx.aten_builder import AtenBuilder
 from ethorch.lower.fx.node import is_float
-from ethorch.lower.ops.arithmetic import as_quantized, no_float_constant, product
+from ethorch.lower.ops.arithmetic import as_quantized, is_plain, no_float_constant, product
 from ethorch.lower.ops.bitwise import check_integers
 from ethorch.lower.ops.quant_rules import EACH_INPUT, NOT_QUANTIZED
 from ethorch.lower.ops.rounding import integer_remainder
@@ -27,6 +27,7 @@ aten = torch.ops.aten
 
 #: Maximum ratio of the magnitudes of int8 divisors for which a reciprocal of 15 bits suffices.
 _WIDE_DIVISORS = 8
+_MOST_DIVIDEND = 255  # largest integer dividend whose product with a reciprocal of 22 bits fits int32
 
 
 _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
@@ -58,12 +59,16 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
     An integer divisor is refused. TOSA TABLE, MUL, and for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
+    is_integer = is_plain(x)
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
         text = "expected a quantized tensor or a constant as divisor, got an integer tensor"
         raise b.refuse(
             "div.integer_divisor", text, "Convert the divisor to float in the model, and quantize the operator's module."
         )
+    if is_integer and x.qparams.reach > _MOST_DIVIDEND:
+        x = b.limit_integers(x, out.qparams.reach * y.qparams.reach + 1)  # larger integers saturate the result
+        x = b.to_qparams(x, QParams((max(1.0, x.qparams.reach / 32767),), (0,), -32767, 32767, "INT16"))
     if "INT16" in (x.qparams.dtype, y.qparams.dtype):
         return _divide_in_two_steps(b, x, y, out.qparams)
     real, least = y.qparams.table_inputs, y.qparams.step

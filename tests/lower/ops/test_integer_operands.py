@@ -1,0 +1,68 @@
+"""Integers of any size beside a quantized tensor: comparisons are right, and arithmetic saturates."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+
+TARGETS, SCHEMES = ("ethos-u55-128", "ethos-u85-256"), ("int8", "a16w8")
+LARGE = (1_000, 100_000, 3_000_000, 1 << 29, (1 << 31) - 1)
+COMPARISONS = (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)
+
+
+class Comparisons(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.where(compare(x, n), x, -x) for compare in COMPARISONS)
+
+
+class Arithmetic(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return x + n, n - x, torch.add(x, n, alpha=3), x * n, n / (x.abs() + 0.5)
+
+
+def numbers(value: int) -> Tensor:
+    return torch.full((1, 8, 8), value, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scale", [4.0, 0.3, 1e-6])
+def test_comparisons(target: str, scheme: str, scale: float) -> None:
+    torch.manual_seed(0)
+    x = (torch.randint(-2, 2, (1, 8, 8)) + 0.5) * scale / 4
+    samples = [(x, numbers(n)) for n in (-9, -1, 0, 1, 9)]
+    program = ethorch.compile(
+        Comparisons(), samples[0], calibration=samples, settings=ethorch.Settings(target=target, scheme=scheme)
+    )
+    assert program.to_json()["operators"]["cpu"] == 0
+    for n in (-(1 << 31), *(-n for n in LARGE), -1, 0, 1, *LARGE):
+        for compare, output in zip(COMPARISONS, program(x, numbers(n)), strict=True):
+            expected = torch.where(compare(x, n), x, -x)
+            assert torch.allclose(output, expected, atol=0.02 * scale), (compare.__name__, n)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_arithmetic_saturates(target: str, scheme: str) -> None:
+    torch.manual_seed(0)
+    samples = [(4 * torch.rand(1, 8, 8) + 0.5, numbers(n)) for n in (-5, 1, 5)]
+    program = ethorch.compile(
+        Arithmetic(), samples[0], calibration=samples, settings=ethorch.Settings(target=target, scheme=scheme)
+    )
+    assert program.to_json()["operators"]["cpu"] == 0
+    x = samples[0][0]
+    for sign in (1, -1):
+        for n in (*LARGE, 1 << 31)[: None if sign < 0 else -1]:
+            for name, output, expected in zip(
+                ("add", "sub", "scaled", "mul", "div"),
+                program(x, numbers(sign * n)),
+                Arithmetic()(x, numbers(5 * sign)),
+                strict=True,
+            ):
+                assert output.unique().numel() == 1, (name, n)
+                assert 0.9 * expected.abs().max() < output.abs().min() and torch.equal(output.sign(), expected.sign()), (name, n)
