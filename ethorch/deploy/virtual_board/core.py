@@ -232,7 +232,8 @@ class Core:
 
     def tick(self) -> None:
         """Pend SysTick's exception if it is due."""
-        if self._systick_control & 1 and self._instructions() - self._systick_start > self._systick_reload:
+        elapsed = self._instructions() - self._systick_start
+        if self._systick_control & 1 and 0 < self._systick_reload < elapsed:  # a reload value of 0 stops the timer
             self._systick_start = self._instructions()
             if self._systick_control & 2:
                 self.pending.add(SYSTICK)

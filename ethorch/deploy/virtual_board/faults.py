@@ -124,7 +124,7 @@ RULES: dict[str, Rule] = {
     "cpu.asleep": Rule("the CPU sleeps forever", 0, "Enable the NPU's line in NVIC_ISER, and enable interrupts with CPSIE i."),
     "cpu.vector": Rule("the CPU locks up", 0, "Write the handler's address to the vector table, and the table's address to VTOR."),
     "cpu.interrupt_storm": Rule(
-        "the handler is entered forever", 0, "Acknowledge the interrupt in the handler (write NPU CMD bit 1)."
+        "the handler is entered forever", 0, "Write NPU CMD bit 1 in the handler, or increase SysTick's period."
     ),
 }
 

@@ -367,14 +367,19 @@ class NpuDevice:
     def _execute(self, run: _PendingRun, machine: Machine) -> int:
         inference = run.inference
         before = machine.counters
+        status = END_REACHED
         started = time.perf_counter()
         try:
             machine.run()
         except MachineFault as fault:
             outside = "does not exist" in str(fault) or "covers bytes" in str(fault)
             self.session.report("npu.extent" if outside else "npu.command", f"The NPU stops: {fault}")
-            return BUS_ERROR if outside else PARSE_ERROR
+            status = BUS_ERROR if outside else PARSE_ERROR
         inference.seconds += time.perf_counter() - started
+        if self.coherence is not None:  # even after a fault, because earlier commands have written results
+            self.coherence.after_run(run.writes, exact=not machine.program.has_branches)
+        if status != END_REACHED:
+            return status
         operations = list_operations(before, machine.counters)
         inference.macs = sum(operation.macs for operation in operations)
         inference.read_bytes = total([operation.read for operation in operations])
@@ -382,9 +387,7 @@ class NpuDevice:
         self._count_cycles(run, operations)
         self._pmu.advance(inference.cycles, self._events(inference))
         self.values[regs.QREAD] = inference.stream_bytes
-        if self.coherence is not None:
-            self.coherence.after_run(run.writes, exact=not machine.program.has_branches)
-        return END_REACHED
+        return status
 
     def _count_cycles(self, run: _PendingRun, operations: Sequence[OperationActivity]) -> None:
         inference, sources = run.inference, self.sources.get(run.inference.stream)

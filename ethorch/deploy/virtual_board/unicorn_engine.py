@@ -262,8 +262,6 @@ class UnicornEngine(Engine):
         elif number == _RETURN and self.core.active:
             self.exceptions.leave()
             self._idle = 0
-            if not any(device.irq for device in self.devices):
-                self.exceptions.entries = 0
         elif number == _SVC:
             self.core.pending.add(11)
         else:

@@ -10,7 +10,7 @@ from ethorch.deploy.virtual_board.core import EXTERNAL, Core
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.deploy.virtual_board.unicorn_cpu import Cpu
 
-MOST_ENTRIES = 10_000  # maximum number of consecutive entries of an interrupt handler while the line remains raised
+MOST_ENTRIES = 10_000  # maximum number of consecutive handler entries while the interrupted code makes no progress
 _FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; the long frame adds S0-S15, FPSCR and a reserved word
 _EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
 
@@ -22,7 +22,7 @@ class Exceptions:
         fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:
-        entries: Number of handler entries since an NPU interrupt was last raised or cleared.
+        entries: Number of handler entries since the interrupted code or an NPU made progress.
         is_deferred: Whether an exception waits for the end of an IT block.
     """
 
@@ -30,6 +30,7 @@ class Exceptions:
         self._cpu, self._core, self._guest, self._fail = cpu, core, guest, fail
         self.entries = 0
         self.is_deferred = False
+        self._left_at = -1  # instruction count at the last exception return
 
     def take(self) -> None:
         """Enter the handler of a pending exception if one can be taken now."""
@@ -38,10 +39,11 @@ class Exceptions:
         self.is_deferred = exception is not None and bool(self._cpu.register("XPSR") & 0x0600FC00)
         if exception is None or self.is_deferred:
             return
-        self.entries += 1
+        self.entries = self.entries + 1 if self._cpu.instructions == self._left_at else 1
         if self.entries > MOST_ENTRIES:
+            name = f"interrupt {exception - EXTERNAL}" if exception >= EXTERNAL else f"exception {exception}"
             text = (
-                f"The handler of interrupt {exception - EXTERNAL} was entered {MOST_ENTRIES} times, and the line is still raised."
+                f"The handler of {name} was entered {MOST_ENTRIES} times in succession, and the {name.split()[0]} is still pending."
             )
             self._fail("cpu.interrupt_storm", text, self._cpu.next_pc)
             return
@@ -99,3 +101,4 @@ class Exceptions:
             self._cpu.write("CONTROL", self._cpu.register("CONTROL") & ~2 | (2 if kind & _PROCESS_STACK else 0))
         self._cpu.write("SP", stack + 4 * size + (4 if flags >> 9 & 1 else 0))
         self._cpu.write("APSR", flags & 0xF80F0000)
+        self._left_at = self._cpu.instructions

@@ -8,6 +8,7 @@ from ethorch.deploy.virtual_board import mpu
 from ethorch.deploy.virtual_board.cache import DataCache
 from ethorch.deploy.virtual_board.core import EXTERNAL, PENDSV, SYSTICK, Core
 from ethorch.deploy.virtual_board.guest import Guest
+from ethorch.deploy.virtual_board.unicorn_exceptions import MOST_ENTRIES, Exceptions
 from ethorch.deploy.virtual_board.unicorn_hooks import DIRTY, STALE, Hooks
 from ethorch.targets import boards
 
@@ -182,6 +183,53 @@ def test_pending_by_software() -> None:
     found.write(SCS + 0xD04, 1 << 26, 4)
     found.write(SCS + 0xD04, 1 << 27, 4)
     assert found.next_exception(masked=False) == SYSTICK
+
+
+def test_a_reload_value_of_zero_stops_the_timer() -> None:
+    instructions = 0
+    found = Core("cortex-m55", 96, 0x10000000, lambda: instructions, list, lambda: None)
+    for reload, fires in ((0, False), (10, True)):
+        found.write(SCS + 0x014, reload, 4)
+        found.write(SCS + 0x010, 7, 4)
+        instructions += 11
+        found.tick()
+        assert (found.next_exception(masked=False) == SYSTICK) == fires
+
+
+class Registers:
+    """The registers of a CPU that executes nothing."""
+
+    def __init__(self) -> None:
+        self.values, self.instructions, self.next_pc = {"SP": SRAM + 0x1000, "MSP": SRAM + 0x1000}, 0, SRAM
+
+    def register(self, name: str) -> int:
+        return self.values.get(name, 0)
+
+    def write(self, name: str, value: int) -> None:
+        self.values[name] = value
+        if name == "SP":
+            self.values["MSP"] = value
+
+
+@pytest.mark.parametrize("progress, number, name", [(0, PENDSV, "exception 14"), (0, EXTERNAL + 3, "interrupt 3"), (1, PENDSV, "")])
+def test_a_storm_is_a_handler_that_is_entered_again_at_once(progress: int, number: int, name: str) -> None:
+    found, guest, cpu, said = core(), Guest(boards.load("corstone-300")), Registers(), list[str]()
+    found.vtor = SRAM
+    handlers = guest.bytes_at(SRAM, 4 * 32)
+    assert handlers is not None
+    handlers.view("<u4")[:] = SRAM | 1
+    found.enabled.add(3)
+    exceptions = Exceptions(cpu, found, guest, lambda id, text, pc: said.append(f"{id}: {text}"))  # type: ignore[arg-type]
+    for _ in range(MOST_ENTRIES + 1):
+        assert not said
+        found.pending.add(number)
+        exceptions.take()
+        cpu.instructions += 5  # the handler
+        if not said:
+            cpu.next_pc = cpu.register("LR")
+            exceptions.leave()
+        cpu.instructions += progress
+    assert [text.split(" was entered")[0] for text in said] == ([f"cpu.interrupt_storm: The handler of {name}"] if name else [])
 
 
 def test_registers_by_bytes() -> None:

@@ -79,6 +79,21 @@ def test_checks_trip_here_too(probe: Path, changes: dict[str, Any], id: str, sta
 
 
 @needs_qemu
+def test_after_a_fault_memory_has_what_the_npu_wrote_before(probe: Path) -> None:
+    """The last quarter of the weights is missing, so the first convolution writes its result and the second one fails."""
+    model, which = s.model(TARGET), boards.load("corstone-300")
+    kept = len(model.payload.weights) * 3 // 4
+    weights = model.payload.weights[:kept].ljust(len(model.payload.weights), b"\0")
+    parameters = s.setup(model, which, s.BY_INTERRUPT, output_at=s.ARENA, output_bytes=model.payload.scratch_bytes)
+    here, there = (
+        s.run(probe, model, which, parameters, backend=backend, more={s.WEIGHTS: weights}) for backend in ("qemu", "unicorn")
+    )
+    assert s.ids(here) == s.ids(there) == ["npu.command"]
+    assert s.said(here, "STATUS") == [IRQ_RAISED | PARSE_ERROR]
+    assert s.said(here, "SUM") == s.said(there, "SUM")
+
+
+@needs_qemu
 def test_a_loop_without_end_meets_the_limit_of_time(probe: Path) -> None:
     before = running()
     assert probe_run(probe, s.SPIN_FOR_EVER, options={"timeout": 1}).ended == "timeout"
