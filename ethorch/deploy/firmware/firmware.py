@@ -421,6 +421,7 @@ class Project:
                 for name, program_method in self.program.methods.items()
                 for number, cycles in program_method.cycles.items()
             },
+            "estimated_cycles": {name: self._cycles(name) for name in self.program.methods},
             "made_by": self.made_by,
         }
         self._copy(Path(project_run.__file__), "run.py")

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from ethorch.deploy import virtual_board
+from ethorch.deploy.firmware import project_run
+from ethorch.deploy.firmware.firmware import firmware
 from ethorch.deploy.virtual_board import fvp
 from ethorch.report.doctor import examine
 from ethorch.support.errors import EmulatorError
 from ethorch.targets import boards
+from tests.deploy.firmware.test_methods import steps
 
 FAKE = """#!{python}
 import json, os, sys, time
@@ -78,6 +81,21 @@ def test_the_command_line(probe: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert (run.measured_cycles, run.expected_cycles, run.measured_ratio) == (1234, 1000, 1.234)
     assert run.instructions is None and run.npu_cycles is None
     assert run.notes == (f"{name}: Warning: a warning of the model's",)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_measured_cycles_are_compared_with_those_of_the_last_call(
+    probe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    made = firmware(steps(), tmp_path / "project", board="corstone-320")
+    calls = project_run.read_description(tmp_path / "project")["calls"]
+    text = "".join(
+        f"run {number}: {method}, {1000 + number} cycles of the NPU\n" for number, method in enumerate(calls[: last + 1])
+    )
+    install(tmp_path, monkeypatch, "FVP_Corstone_SSE-320", f'open(uart, "w").write({text!r})')
+    run = project_run.run(tmp_path / "project", probe, "fvp")
+    assert made.methods["steps"]["cycles"] != made.methods["step"]["cycles"]
+    assert (run.measured_cycles, run.expected_cycles) == (1000 + last, made.methods[calls[last]]["cycles"])
 
 
 def test_an_fvp_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
