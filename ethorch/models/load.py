@@ -287,7 +287,7 @@ def _create_from_python(module: ModuleType, reference: Reference) -> UserModel |
             f"{type(model).__name__}."
         )
     user = UserModel(_set_eval_mode(model[0]), model[1], quantized=is_quantized(model[0]))
-    if len(model) == 2 or len(model[2]) == 0:
+    if len(model) == 2:
         return user
     keywords = user.module.names if isinstance(user.module, KeywordInputs) else ()
     samples = read_samples(model[2], user.example_inputs, keywords=keywords, kind="calibration sample")

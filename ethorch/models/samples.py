@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """An iterable over samples, with an optional transform and limit. See ``ethorch.samples``."""
+    """An iterable over items, with an optional transform and limit. See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
@@ -66,11 +66,11 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
         program = ethorch.compile(model, torch.zeros(1, 3, 96, 96), "ethos-u55-128", calibration=images)
 
     Args:
-        source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
-            folders (.npy, .npz, .pt, .csv, .wav, images). Files in subfolders are labeled with the subfolder's index in
-            alphabetical order.
-        transform: Function applied to each item before it is checked. Images are float32 in 0..1.
-        limit: Maximum number of samples. Each element of a batch counts.
+        source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array with a batch; files or
+            folders (.npy, .npz, .pt, .csv, .wav, images). Files in subfolders are labeled with the outermost subfolder's index in
+            alphabetical order. Hidden entries are ignored.
+        transform: Function applied to each item before checks. Images are float32 in 0..1.
+        limit: Maximum number of samples. Every batch element counts.
 
     Raises:
         SpecError: ``limit`` is not a positive integer.
@@ -117,10 +117,10 @@ def read_samples(
     count = 0
     for name, item in items:
         for sample in _match_item(expectations, item, name):
-            if limit is not None and count >= limit:
-                return
-            count += 1
             yield sample
+            count += 1
+            if count == limit:
+                return
 
 
 def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
@@ -164,13 +164,16 @@ def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple
 def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str, Any]]:
     for path in paths:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
+            entries = {entry: entry.relative_to(path).parts for entry in sorted(path.rglob("*"))}
+            entries = {entry: parts for entry, parts in entries.items() if not any(part.startswith(".") for part in parts)}
+            files = [entry for entry in entries if entry.suffix.lower() in FORMATS and entry.is_file()]
             if not files:
                 raise EthorchError(f"folder {path}: expected sample files ({', '.join(FORMATS)}), got none.")
-            folders = sorted({file.parent.name for file in files if file.parent != path})
+            folders = [entry.name for entry, parts in entries.items() if len(parts) == 1 and entry.is_dir()]
             for file in files:
                 item = expected.read(file)
-                yield str(file), (item, folders.index(file.parent.name)) if file.parent != path else item
+                folder, *inside = entries[file]
+                yield str(file), (item, folders.index(folder)) if inside else item
         elif path.is_file():
             yield str(path), expected.read(path)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch.models.samples import read_samples
+from ethorch.models.samples import read_samples, samples
 from ethorch.support.errors import EthorchError
 
 EXAMPLE = (torch.zeros(1, 3, 4, 6),)
@@ -104,6 +105,27 @@ def test_files(tmp_path: Path) -> None:
     assert torch.allclose(found[4].inputs[0][0, :, 1, 2], torch.tensor([1.0, 0.0, 0.2]))
     nhwc = taken(tmp_path / "dogs" / "d.png", (torch.zeros(1, 8, 8, 3),))[0].inputs[0]
     assert torch.allclose(nhwc[0, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+
+
+def test_the_label_is_the_outermost_subfolder(tmp_path: Path) -> None:
+    """As in a data set with ``class/images/file``. A class without files counts; hidden files and folders do not."""
+    names = ("ant/images/a.npy", "cat/images/c.npy", "cat/d.npy", ".checkpoints/a.npy", "cat/.checkpoints/c.npy", "cat/._d.npy")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / name, np.zeros((1, 3, 4, 6), np.float32))
+    (tmp_path / "bee").mkdir()
+    found = {sample.name: sample.label for sample in taken(tmp_path)}
+    assert found == {str(tmp_path / name): label for name, label in zip(names[:3], (0, 2, 2), strict=True)}
+
+
+def test_nothing_is_read_after_the_last_sample() -> None:
+    def stream() -> Iterator[torch.Tensor]:
+        yield torch.rand(2, 3, 4, 6)
+        yield torch.rand(1, 3, 4, 6)
+        raise AssertionError("the limit is reached")
+
+    assert len(taken(stream(), limit=3)) == 3
+    assert len(taken(samples(stream(), limit=3))) == 3
 
 
 def test_sounds_and_tables(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.targets.compile_spec import EthosUCompileSpec
 
 MODELS = """
-import collections
+import collections, ethorch
 import torch
 from torch import nn
 
@@ -68,6 +68,7 @@ def other_shape(): return Net(), torch.randn(2, 5)
 def other_sample(): return Net(), torch.randn(2, 4), [torch.randn(2, 4), torch.randn(3, 4)]
 def jumps(): return Jumps(), torch.randn(2, 4)
 def counts(): return Counts(), torch.randn(2, 4)
+def limited(): return *PAIR, ethorch.samples(torch.randn(8, 4), limit=3)
 """
 SPEC = EthosUCompileSpec("ethos-u55-128")
 
@@ -85,6 +86,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_module_or_a_pair_is_a_model(folder: Path, name: str) -> None:
     model = load_model(f"{folder}/nets.py:{name}")
     assert model.example_inputs[0].shape == (2, 4) and not model.module.training
+
+
+def test_samples_calibrate_a_named_model(folder: Path) -> None:
+    model = load_model(f"{folder}/nets.py:limited")
+    assert isinstance(model, UserModel) and [x.shape for (x,) in model.calibration] == [(2, 4)] * 3
 
 
 @pytest.mark.parametrize(
