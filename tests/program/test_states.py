@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import ethorch
 from ethorch.backend.through_executorch import lower_by_executorch
@@ -150,6 +151,14 @@ def test_a_parameter_that_a_model_writes_is_state() -> None:
     assert torch.equal(*held)  # calibration has put back what it changed
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     assert ethorch.sqnr_db(run(Fading(True), steps), found[0]) > 15
+
+
+def test_a_float_module_reads_its_buffer_in_float() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), Fading(False)), torch.rand(1, 8)
+    quantized = record_of(ethorch.compile(model, x, calibration=torch.rand(8, 8), modules={"1": "float"})).quantized
+    assert isinstance(quantized, GraphModule)
+    (buffer,) = (node for node in quantized.graph.nodes if str(node.target) == "1.weight")
+    assert {str(user.target) for user in buffer.users} == {"aten.clone.default", "aten.copy_.default"}
 
 
 def test_a_file_alone_names_what_it_keeps() -> None:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 import ethorch
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.functionalize import functionalize
+from ethorch.quantization.selection import module_path
 from ethorch.support.errors import QuantizationError
 
 
@@ -210,6 +211,13 @@ def test_state_is_kept() -> None:
     torch.testing.assert_close(graph.last, module.last)
     (write,) = [n for n in graph.graph.nodes if "copy_" in str(n.target)]
     assert write.args[0].op == "get_attr"
+
+
+def test_the_clone_of_a_buffer_is_in_the_module_of_its_readers() -> None:
+    x = torch.randn(4)
+    graph = functionalized(torch.export.export(nn.Sequential(nn.Identity(), State()), (x,)).module(check_guards=False))
+    clone = next(n for n in graph.graph.nodes if n.target is torch.ops.aten.clone.default)
+    assert clone.all_input_nodes[0].op == "get_attr" and module_path(clone)[-1][0] == "1"
 
 
 def test_an_input_that_the_model_writes_is_written() -> None:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
+from ethorch.quantization.passes.state_buffers import read_through_clone
 from ethorch.quantization.passes.view_steps import (
     RESHAPE_IN_PLACE,
     ViewStep,
@@ -116,20 +117,11 @@ class _Functionalizer:
         for memory in {id(view.memory): view.memory for view in self.views.values()}.values():
             if memory.version and memory.root.op in ("placeholder", "get_attr"):
                 value = self.value(_View(memory))
-                if memory.root.op == "get_attr":
-                    self.read_through_clone(memory.root)
+                if memory.root.op == "get_attr" and memory.root.users:
+                    read_through_clone(memory.root)
                 self.emit(aten.copy_.default, memory.root, value)
         for node in reversed(self.dead):
             self.graph.erase_node(node)
-
-    def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer with a ``clone`` in its readers, because get_attr operands are treated as constants."""
-        if not buffer.users:
-            return
-        with self.graph.inserting_after(buffer):
-            clone = self.graph.call_function(aten.clone.default, (buffer,))
-        clone.meta = dict(buffer.meta)
-        buffer.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

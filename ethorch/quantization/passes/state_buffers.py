@@ -54,16 +54,26 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
                 module.register_buffer(leaf, parameter.data)
 
 
+def read_through_clone(buffer: Node) -> Node:
+    """Replace a buffer with the returned ``clone`` in its readers, because get_attr operands are treated as constants."""
+    reader = next(iter(buffer.users))
+    with buffer.graph.inserting_after(buffer):
+        clone = buffer.graph.call_function(torch.ops.aten.clone.default, (buffer,))
+    clone.meta = dict(buffer.meta)
+    if "nn_module_stack" in reader.meta:  # selects the config of the clone
+        clone.meta["nn_module_stack"] = reader.meta["nn_module_stack"]
+    buffer.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
+    return clone
+
+
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
     """Add writes that leave the buffers ``names`` unchanged, so that these buffers are not treated as constants."""
     for name in names:
         first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
         for node in others:
             node.replace_all_uses_with(first)
-        with graph.graph.inserting_after(first):
-            clone = graph.graph.call_function(torch.ops.aten.clone.default, (first,))
-        first.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+        clone = read_through_clone(first)
         with graph.graph.inserting_before(graph.graph.output_node()):
             write = graph.graph.call_function(torch.ops.aten.copy_.default, (first, clone))
-        clone.meta, write.meta = dict(first.meta), dict(first.meta)
+        write.meta = dict(first.meta)
     graph.recompile()
