@@ -227,7 +227,8 @@ def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, 
     if kind == "trace":
         from ethorch.figures import Layer, trace_events
 
-        return json.dumps(trace_events([Layer.from_json(layer) for layer in data["layers"]], data["core_clock_hz"]))
+        trace_layers = [Layer.from_json(layer) for layer in data["layers"]]
+        return json.dumps(trace_events(trace_layers, data["core_clock_hz"], data["cpu_clock_hz"]))
     return json.dumps(answer, indent=2) + "\n"
 
 

@@ -84,8 +84,10 @@ def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: fl
     Raises:
         EthorchError: A clock is not positive, or the cycles of a layer are unknown.
     """
-    if not core_clock_hz > 0:
-        raise EthorchError(f"core_clock_hz: expected a positive number, got {core_clock_hz}.")
+    cpu_clock_hz = core_clock_hz if cpu_clock_hz is None else cpu_clock_hz
+    for name, clock_hz in (("core_clock_hz", core_clock_hz), ("cpu_clock_hz", cpu_clock_hz)):
+        if not clock_hz > 0:
+            raise EthorchError(f"{name}: expected a positive number, got {clock_hz}. Pass the clock frequency in Hz.")
     by_index = {layer.index: layer for layer in layers}
     threads = {lane: number for number, lane in enumerate(LANES, 1)}
     scale = _MICROSECONDS / core_clock_hz
@@ -93,7 +95,7 @@ def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: fl
         {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "ethorch, estimated"}},
         *({"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": lane}} for lane, number in threads.items()),
     ]
-    for event in timeline(layers, (cpu_clock_hz or core_clock_hz) / core_clock_hz):
+    for event in timeline(layers, cpu_clock_hz / core_clock_hz):
         layer = by_index[event.layer]
         events.append(
             {

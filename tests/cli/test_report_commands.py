@@ -106,6 +106,17 @@ def test_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cycles of layer" in capsys.readouterr().err and not (folder / "none.trace.json").exists()
 
 
+def test_times_of_cpu_operators_are_at_the_cpus_clock(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "compile", f"{folder}/net.py:small", "-o", folder / "board", "--board", "renesas-ra8p1")
+    data = json.loads((folder / "board" / "program.json").read_text())
+    assert data["cpu_clock_hz"] == 2 * data["core_clock_hz"]
+    run(capsys, "report", folder / "board", "-o", folder / "board.trace.json")
+    events = json.loads((folder / "board.trace.json").read_text())["traceEvents"]
+    on_cpu = [event for event in events if event.get("cat") == "CPU"]
+    wanted = [layer["op_cycles"] / data["cpu_clock_hz"] * 1e6 for layer in data["layers"] if layer["where"] == "CPU"]
+    assert [event["dur"] for event in on_cpu] == pytest.approx(wanted, abs=0.01)
+
+
 def test_an_earlier_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = run(capsys, "report", folder / "int8", "--baseline", folder / "int8", "--fail-on-regression", 0)
     assert "0 of" in same

@@ -66,3 +66,5 @@ def test_unknown_cycles_and_clocks_are_refused() -> None:
         timeline([], 0)
     with pytest.raises(EthorchError, match="core_clock_hz"):
         trace_events([], 0)
+    with pytest.raises(EthorchError, match="cpu_clock_hz: expected a positive number, got 0"):
+        trace_events([], 500e6, 0)

@@ -79,6 +79,19 @@ def test_charts_show_the_figures_of_the_data(data: dict[str, Any]) -> None:
     )
 
 
+def test_a_faster_cpu_takes_a_smaller_part_of_the_timeline(data: dict[str, Any]) -> None:
+    def share(cpu_clock_hz: float) -> float:
+        drawn = chart(page({**data, "cpu_clock_hz": cpu_clock_hz}), "timeline")
+        widths = re.findall(r'width="([\d.]+)%"[^>]*><title>([^<]*)', drawn)
+        return sum(float(width) for width, title in widths if "topk" in title)
+
+    cycles = {where: sum(layer["op_cycles"] for layer in data["layers"] if layer["where"] == where) for where in ("CPU", "NPU")}
+    topk = sum(layer["op_cycles"] for layer in data["layers"] if "topk" in layer["name"])
+    for ratio in (1, 4):
+        wanted = 100 * topk / ratio / (cycles["CPU"] / ratio + cycles["NPU"])
+        assert share(ratio * data["core_clock_hz"]) == pytest.approx(wanted, abs=0.1)
+
+
 def test_a_chart_places_marks_in_percent_of_its_axes() -> None:
     x, y = Axis("x", 0, 10), Axis("y", 1, 100, is_logarithmic=True)
     marks = (Box(2, 4, 1, 10, "#111", "a\nb"), Line([(0, 1), (10, 100)], "#222"), Point(5, 10, 3, "#333", label="<p>"))

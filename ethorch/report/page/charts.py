@@ -40,7 +40,7 @@ def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison
         drawn["largest"] = largest(layers)
         drawn["in_order"] = in_order(layers)
         drawn["modules"] = modules(layers)
-        drawn["timeline"] = lanes(layers, data["core_clock_hz"])
+        drawn["timeline"] = lanes(layers, data["core_clock_hz"], data["cpu_clock_hz"])
     regions = sorted({tensor.region for tensor in memory.tensors})
     if regions:
         drawn["memory"] = use(memory, regions)
@@ -103,11 +103,11 @@ def _binds(layers: Sequence[Layer]) -> dict[str, str]:
     return {path: max(kinds, key=kinds.__getitem__) for path, kinds in cycles_by_bound.items()}
 
 
-def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
+def lanes(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float) -> Chart:
     """Return the timeline of the NPU, the DMA and the CPU."""
     scale, unit = (1e3 / core_clock_hz, "ms") if core_clock_hz else (1.0, "cycles")
     by_index = {layer.index: layer for layer in layers}
-    events = timeline(layers)
+    events = timeline(layers, cpu_clock_hz / core_clock_hz if core_clock_hz else 1.0)
     used_lanes = [lane for lane in LANES[::-1] if any(event.lane == lane for event in events)]
     boxes = []
     for event in events:
