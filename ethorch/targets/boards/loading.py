@@ -15,6 +15,7 @@ from ethorch.npu.registers import NPUS
 from ethorch.support.errors import BoardError, unknown_name
 from ethorch.support.wording import shorten
 from ethorch.targets.boards.description import FAMILIES, MEMORY_KINDS, PORTS, UART_KINDS, Board, Cpu, Memory, NpuSlot, Uart
+from ethorch.targets.boards.memory_roles import roles
 from ethorch.targets.boards.toml_tables import Document, Key, integer, many, name, not_negative, one_of, positive, text
 
 FOLDER = Path(__file__).parent
@@ -191,6 +192,11 @@ def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -
         if chosen and chosen not in fit:
             allowed = f"one of {', '.join(fit)} (memories that the NPU can {'read' if role == 'constants' else 'write'})"
             raise document.wrong(("npu", number, role), f"found {chosen!r}", allowed if fit else "a memory with NPU ports")
+    if slot.feature_maps and slot.staging not in ("", slot.feature_maps):
+        used = roles(board, slot)
+        if used.constants is not used.feature_maps:  # no memory mode of Vela uses three memories
+            problem = f"found {slot.feature_maps!r} with staging {slot.staging!r} and constants {used.constants.name!r}"
+            raise document.wrong(("npu", number, "feature_maps"), problem, "the memory of the constants or of the staging")
 
 
 def _place(

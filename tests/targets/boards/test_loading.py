@@ -116,6 +116,11 @@ WRONG = {
         "constants: found 'rom'; expected one of bram",
     ),
     "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "that the NPU can write"),
+    "feature maps in a third memory": (
+        'family = "u65"',
+        'family = "u65"\nconstants = "sram"\nfeature_maps = "ddr"\nstaging = "bram"',
+        "npu 2, feature_maps: found 'ddr' with staging 'bram' and constants 'sram'; expected the memory of the constants or",
+    ),
     "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repeated values"),
 }
 
