@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ethorch.models.load import UserModel
@@ -37,7 +37,7 @@ _STEPS = 3  # maximum number of arena limits to try
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
     """Compile a program, and search for settings that make it faster or meet the budgets.
 
-    If no compiled program meets all budgets, the program closest to them is returned. The search tries, in order:
+    If no program meets all budgets, the closest one is returned. The search tries, in order:
 
     - NHWC inputs and outputs, if ``io_layout`` is ``auto``
     - matrix products on the CPU, if ``partition`` is ``cost``
@@ -47,9 +47,9 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
     - 16-bit activations for the most sensitive modules, if the scheme is ``int8`` and the accuracy is too low
 
     Args:
-        make: Function that compiles a program.
-        fixed: Names of settings that the search changes only if they are ``auto`` or ``cost``. The name ``modules`` disables
-            the search for 16-bit modules.
+        make: Function that compiles programs.
+        fixed: Names of settings that the search changes only if they are ``auto`` or ``cost``. ``modules`` disables the search
+            for 16-bit modules.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -135,7 +135,7 @@ class _Search:
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Store all weights in SRAM, or only those that are read repeatedly, if they fit and the program becomes faster."""
+        """Store all weights, or only those read repeatedly, in SRAM if they fit and the program becomes faster."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -210,12 +210,17 @@ class _Search:
                 base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
-        if not search.raised:
+        raised = raise_unset_modules(search.raised, settings)
+        if not raised:
             return before
-        raised = {name: "a16w8" for name in search.raised if name not in settings.modules}
         change = f"16 bits for {', '.join(raised)}"
         candidate = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
         return candidate if _sqnr_db(candidate) > _sqnr_db(before) else before
+
+
+def raise_unset_modules(names: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return the scheme ``a16w8`` for the modules in ``names`` whose scheme is not set."""
+    return {name: "a16w8" for name in names if not any(name == fixed or name.startswith(f"{fixed}.") for fixed in settings.modules)}
 
 
 def _settings(record: Record) -> Settings:

@@ -297,10 +297,9 @@ class Program:
         calls = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self._record.model, "module", None), "names", ())
-            checked = read_samples(
-                samples, example, keywords=names, others=self._record.examples[1:], open_dims=self._record.open_dims
-            )
-            calls = list(samples) if self._record.model is None else [sample.inputs for sample in checked]
+            example, *others = self._record.examples
+            checked = read_samples(samples, example, keywords=names, others=others, open_dims=self._record.open_dims)
+            calls = [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
             raise EthorchError(
@@ -364,9 +363,8 @@ class Program:
     ) -> Inspection | Profile:
         """Return measured times and estimated cycles.
 
-        If no files are passed, the program runs ``runs`` times with ExecuTorch's event tracer. ``profile(x).to_dataframe()``
-        returns the table of ExecuTorch's Inspector with columns for the estimates. Measured times are then simulation times on
-        the host.
+        Without files, the program runs ``runs`` times with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` returns
+        the table of ExecuTorch's Inspector with columns for the estimates. Measured times are simulation times on the host.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
@@ -375,14 +373,20 @@ class Program:
             etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:
-            HostError: The inputs are missing or do not match the program's inputs.
-            SpecError: Both files and inputs were passed.
+            HostError: Inputs are missing or do not match the program's.
+            SpecError: Files and other arguments were passed, or ``runs`` is not positive.
             FormatError: A file is malformed or does not match the program.
         """
         if files:
-            if inputs:
-                raise SpecError("profile: expected either inputs or files, got both.")
+            others = {"inputs": bool(inputs), "runs": runs != 1, "etrecord": etrecord is not None}
+            if passed := [name for name, is_passed in others.items() if is_passed]:
+                names = " and ".join(passed)
+                raise SpecError(
+                    f"profile: expected files without {names}, got both. Omit files to run the program, or omit {names}."
+                )
             return import_profile(self._record, *files)
+        if runs < 1:
+            raise SpecError(f"profile: expected runs to be a positive number, got {runs}.")
         record = self._record
         if not inputs and record.inputs:
             if record.model is None:

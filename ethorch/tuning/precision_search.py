@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """The costs and accuracy after raising the precision of one more module. The first step uses only the base config.
+    """The costs and accuracy after raising the precision of one more module. The first step uses the base config.
 
     Attributes:
         module: Module whose precision was raised, or an empty string for the first step.
@@ -153,7 +153,7 @@ def mixed_precision(
         spec: Compile spec for each step.
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
-        max_cycles: Upper limit for Vela's cycle estimate. A module is skipped if its step exceeds the limit.
+        max_cycles: Upper limit for Vela's cycle estimate, without CPU operators. Modules whose steps exceed it are skipped.
         metric: Metric to use instead of SQNR. See ``ethorch.tuning.sensitivity``.
         base: Quantization config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
         to: Higher precision: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).

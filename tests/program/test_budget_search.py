@@ -212,6 +212,21 @@ class FunctionalSoftmax(nn.Module):
         return nn.functional.softmax(self.head(torch.relu(self.conv(x)).mean((2, 3))), dim=-1)
 
 
+def test_modules_whose_scheme_is_set_are_not_raised() -> None:
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), nn.Flatten(), nn.Linear(64, 4)).eval()
+    samples = [torch.rand(1, 1, 8, 8) for _ in range(3)]
+
+    def schemes(**modules: str) -> tuple[dict[str, str], int]:
+        given = {name.removeprefix("_"): scheme for name, scheme in modules.items()}
+        found = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples, modules=given, min_sqnr_db=200)
+        assert found.settings is not None
+        return dict(found.settings.modules), len(found.budgets.attempts)
+
+    assert schemes(_0="float") == ({"0": "float", "2": "a16w8"}, 2), "a module within another is not raised, either"
+    assert schemes(_0="int8", _2="int8") == ({"0": "int8", "2": "int8"}, 1), "nothing is left to try"
+
+
 def test_operators_outside_modules_are_raised() -> None:
     torch.manual_seed(7)
     model, samples = FunctionalSoftmax().eval(), [torch.rand(1, 1, 8, 8) for _ in range(3)]

@@ -201,6 +201,13 @@ def test_file_compares_its_outputs(program: ethorch.Program, model: nn.Module, i
     assert found.to_json()["outputs"][0]["quantized_db"] is None
 
 
+def test_file_compares_samples_of_every_form(program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
+    loaded = ethorch.load(program.pte)
+    found = loaded.compare(samples=images[:3], model=model)
+    for samples in (torch.cat(images[:3]), [image[0] for image in images[:3]], ethorch.samples(torch.cat(images), limit=3)):
+        assert loaded.compare(samples=samples, model=model) == found
+
+
 def test_json_is_strict_and_has_every_figure(comparison: Comparison) -> None:
     found = json.loads(json.dumps(comparison.to_json(), allow_nan=False))
     assert found["largest_loss"] == (comparison.largest_loss and comparison.largest_loss.node)

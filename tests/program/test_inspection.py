@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import ethorch
 from ethorch.program.program import Program, record_of
-from ethorch.support.errors import HostError
+from ethorch.support.errors import HostError, SpecError
 from tests.testing.networks import Topk, image
 
 
@@ -68,6 +69,21 @@ def test_it_prints_and_a_file_has_as_much_as_it_tells(program: Program, tmp_path
 def test_wrong_inputs_are_refused(program: Program) -> None:
     with pytest.raises(HostError, match="for other shapes"):
         program.profile(torch.rand(1, 3, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"files": ["uart.log"], "runs": 2}, "expected files without runs, got both"),
+        ({"files": ["uart.log"], "etrecord": "etrecord.bin"}, "expected files without etrecord, got both"),
+        ({"runs": 0}, "expected runs to be a positive number, got 0"),
+    ],
+)
+def test_arguments_without_an_effect_are_refused(program: Program, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        program.profile(**options)
+    with pytest.raises(SpecError, match="expected files without inputs, got both"):
+        program.profile(*image(), files=["uart.log"])
 
 
 def test_an_etrecord_maps_npu_and_cpu_events_to_operators_and_modules(tmp_path: Path) -> None:

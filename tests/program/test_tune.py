@@ -52,6 +52,14 @@ def test_accuracy_raises_modules(images: list[Tensor]) -> None:
     assert program.budgets.met and program.accuracy is not None and program.accuracy.sqnr_db >= before.sqnr_db + 3
 
 
+def test_modules_whose_scheme_is_set_are_not_raised() -> None:
+    torch.manual_seed(3)
+    model, x = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.nn.Linear(8, 4)).eval(), torch.randn(1, 8)
+    settings = TARGET.with_(modules={"0": "int8"}, min_sqnr_db=200)
+    program = ethorch.tune(model, x, goal="accuracy", calibration=[x], progress=False, settings=settings)
+    assert program.settings is not None and program.settings.modules == {"0": "int8", "1": "a16w8"}
+
+
 @pytest.mark.parametrize("goal", ["flash", pytest.param("cycles", marks=pytest.mark.long)])
 def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     torch.manual_seed(3)
