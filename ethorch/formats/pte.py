@@ -21,6 +21,7 @@ from ethorch.formats.pte_types import (
     KERNEL,
     KINDS,
     MOVE,
+    VIEW,
     Call,
     Chain,
     Delegate,
@@ -206,6 +207,7 @@ class _Reader(Buffer):
         described = container is not None and container.has(0) and container.has(1)
         structure = (container.text(0, what), container.text(1, what)) if container is not None and described else None
         method = Method(name, values, ends[0], ends[1], operators, delegates, chains, buffers, structure)
+        assigned.update(call.args[-1] for call in method.calls if call.operator == VIEW and call.args)
         for call in method.calls:
             for arg in call.args:
                 for index in (arg, *(item for item in values[arg].items if values[arg].kind.startswith("tensor"))):

@@ -33,6 +33,8 @@ DTYPES = {
 #: Torch dtype name -> bytes per element.
 ITEM_BYTES = dict(DTYPES.values())
 
+#: Operator that gives its output the address of its input.
+VIEW = "executorch_prim::et_view.default"
 #: Members of the value union, in order.
 KINDS = (
     "missing",

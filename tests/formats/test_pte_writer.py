@@ -46,10 +46,10 @@ class Counter(nn.Module):
 
 
 class Branches(nn.Module):
-    """Jumps and moves."""
+    """Jumps, moves, and views without planned memory."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
+        out: Tensor = torch.cond(x.sum() > 0, lambda x: (x.view(1, -1) + 1).view(-1), lambda x: x * 2, (x,))
         return out
 
 

@@ -32,11 +32,10 @@ from ethorch.deploy.firmware.steps import (
 )
 from ethorch.figures.persistent_buffers import Reads, is_kept, reads_in_place
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
-from ethorch.formats.pte_types import Call, Method, Move, Program
+from ethorch.formats.pte_types import VIEW, Call, Method, Move, Program
 from ethorch.npu.in_place import IN_PLACE_ALIGNMENT
 from ethorch.support.errors import EthorchError
 
-VIEW = "executorch_prim::et_view.default"
 _KEPT = "kept"  # provisional buffer of state until the arena's size is known
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor.out"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor.out"
