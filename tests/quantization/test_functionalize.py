@@ -50,6 +50,12 @@ def clamp_of_transposed(x: Tensor) -> Tensor:
     return y
 
 
+def transposed_written_flat_read(x: Tensor) -> Tensor:
+    y = x + 0.5
+    y.transpose(0, 1)[2:5].clamp_(-0.2, 0.3)
+    return y.view(-1) * y[0].view(-1)[0]
+
+
 def base_written_view_read(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x + 1
     view = y[0]
@@ -173,7 +179,8 @@ def dropped_out_in_place(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = [
-    add_to_slice, relu_of_view, clamp_of_transposed, base_written_view_read, two_views_of_one, split_and_unbind,
+    add_to_slice, relu_of_view, clamp_of_transposed, transposed_written_flat_read,
+    base_written_view_read, two_views_of_one, split_and_unbind,
     chunk_read_after_write, copied_value_is_not_shared, strided, indexed, broadcast_and_cast, diagonal, unsqueezed_in_place,
     lists_of_views_that_are_read, eval_dropout_is_a_view, chain_without_views, floor_divided,
     raised_to_a_power, dropped_out_in_place,

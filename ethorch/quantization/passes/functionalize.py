@@ -139,6 +139,8 @@ class _Functionalizer:
     def read(self, node: Node) -> None:
         if node not in self.dead and any(arg in self.views for arg in node.all_input_nodes):
             node.args, node.kwargs = torch.fx.map_arg(node.args, self.current), torch.fx.map_arg(node.kwargs, self.current)
+            if node.target is aten.view.default:
+                node.target = aten.reshape.default  # new values of written tensors can have other strides
 
     def value(self, view: _View) -> Node:
         memory = view.memory
