@@ -341,7 +341,7 @@ def _percent(before: float | None, after: float | None) -> float | None:
         return None
     if before == after:
         return 0.0
-    return 100 * (after - before) / before if before and isfinite(before) else inf if after > before else -inf
+    return 100 * (after - before) / abs(before) if before and isfinite(before) else inf if after > before else -inf
 
 
 def _figure(value: float | None) -> str:

@@ -91,6 +91,15 @@ def test_less_accuracy_and_a_lost_budget_are_regressions(data: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "is_worse"), [(-2.0, -8.0, True), (-8.0, -2.0, False), (2.0, -8.0, True), (-2.0, 8.0, False)]
+)
+def test_a_lower_sqnr_below_zero_is_a_regression(data: dict[str, Any], before: float, after: float, is_worse: bool) -> None:
+    later = copy.deepcopy(data)
+    data["accuracy"]["sqnr_db"], later["accuracy"]["sqnr_db"] = before, after
+    assert bool(compare_builds(data, later).regressions(5)) == is_worse
+
+
+@pytest.mark.parametrize(
     "broken", [{}, {"layers": 3}, {"layers": [{}]}, {"total_cycles": "many"}, {"operators": 5}, {"budgets": [7]}]
 )
 def test_other_data_is_refused(data: dict[str, Any], broken: dict[str, Any]) -> None:
