@@ -18,6 +18,7 @@ from ethorch.quantization.passes.state_buffers import read_through_clone
 from ethorch.quantization.passes.view_steps import (
     RESHAPE_IN_PLACE,
     ViewStep,
+    allow_other_strides,
     functional_of,
     name_of,
     one_way_step,
@@ -139,8 +140,7 @@ class _Functionalizer:
     def read(self, node: Node) -> None:
         if node not in self.dead and any(arg in self.views for arg in node.all_input_nodes):
             node.args, node.kwargs = torch.fx.map_arg(node.args, self.current), torch.fx.map_arg(node.kwargs, self.current)
-            if node.target is aten.view.default:
-                node.target = aten.reshape.default  # new values of written tensors can have other strides
+            allow_other_strides(node)  # those of the new values of written tensors
 
     def value(self, view: _View) -> Node:
         memory = view.memory

@@ -90,6 +90,12 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     return one_way_step(node, source, emit, refuse)
 
 
+def allow_other_strides(node: Node) -> None:
+    """Replace ``view``, which requires certain strides, with ``reshape``."""
+    if node.target is aten.view.default:
+        node.target = aten.reshape.default
+
+
 def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> ViewStep:
     """Return a view step whose view cannot be written back."""
     target, args, kwargs = node.target, node.args, node.kwargs
