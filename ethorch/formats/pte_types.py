@@ -33,7 +33,7 @@ DTYPES = {
 #: Torch dtype name -> bytes per element.
 ITEM_BYTES = dict(DTYPES.values())
 
-#: Operator that gives its output the address of its input.
+#: Operator whose output shares the address of its input.
 VIEW = "executorch_prim::et_view.default"
 #: Members of the value union, in order.
 KINDS = (

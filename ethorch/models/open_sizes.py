@@ -48,7 +48,7 @@ def open_shape(node: Node) -> str:
 
 
 def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
-    """Return the dynamic dims of each input tensor, or None if all dims are fixed.
+    """Return the dynamic dims of each input tensor, or None if all dims of all inputs are fixed.
 
     The dims have the program's ranges, and equal symbols share one ``Dim``.
     """

@@ -52,7 +52,7 @@ class Part:
 def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) -> tuple[Part, ...] | None:
     """Return, in execution order, the partial writes that turn the buffer into ``written``.
 
-    A quantize node for each write is inserted into ``graph``, before the operator that replaces the rows.
+    A quantize node for each write is inserted into ``graph``, before the operator that replaces the write's rows.
 
     Args:
         read: The get_attr node of the buffer.

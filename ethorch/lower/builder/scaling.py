@@ -75,7 +75,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("RESCALE", value, **FROM_UNSIGNED)
 
     def to_unsigned(self, value: Value) -> Value:
-        """Convert int8 to uint8 values stored as INT8."""
+        """Convert int8 values to uint8. The results are stored as INT8."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:

@@ -303,7 +303,7 @@ _EPS = float(torch.finfo(torch.float32).eps)
 
 _AFFINE = Reason(
     "norm.affine",
-    "the norm applies gamma and beta; expected a separate batch norm for gamma and beta",
+    "the norm applies gamma and beta itself; expected a separate batch norm that applies them",
     "Quantize the model with EthosUQuantizer, which moves gamma and beta to a batch norm.",
 )
 

@@ -44,7 +44,7 @@ class Filters:
 
     @staticmethod
     def of(x: QTensor, w: QTensor, bias: Any, channels: int) -> Filters:
-        """Return the filters for the input ``x``, with the weights ``w`` in PyTorch's order."""
+        """Return the filters for the input ``x``. The weights ``w`` are in PyTorch's order."""
         real = np.zeros(channels) if bias is None else real_values(bias)
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 

@@ -27,7 +27,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        """Return ``base`` if it is unused, or the first unused name of ``base_1``, ``base_2``, ..."""
+        """Return ``base`` if it is unused, or the first unused name among ``base_1``, ``base_2``, ..."""
         name = base
         while name in self._used:
             self._counts[base] = count = self._counts.get(base, 0) + 1

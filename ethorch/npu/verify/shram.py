@@ -93,7 +93,7 @@ def check_size(facts: Facts, index: int, units: tuple[int, int, int], most: tupl
 
 
 def splits_at_bricks(depth: int, ofm_depth: int) -> bool:
-    """Return True if blocks of this depth start at brick boundaries (npu_find_block_configs of Vela's api.py)."""
+    """Return True if blocks of this depth start at brick boundaries (see npu_find_block_configs in Vela's api.py)."""
     return depth >= ofm_depth or depth % BRICK == 0
 
 

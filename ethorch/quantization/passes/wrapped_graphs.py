@@ -28,7 +28,7 @@ _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
 def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
-    """Inline wrapped graphs in place, recursively. If parameters are trained, detach the results of ``torch.no_grad()``."""
+    """Inline wrapped graphs in place, recursively. If parameters are trained, detach the results of ``no_grad`` graphs."""
     for child in graph_module.children():
         if isinstance(child, GraphModule):
             inline_wrapped_graphs(child, context)

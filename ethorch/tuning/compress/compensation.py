@@ -28,8 +28,8 @@ class Problem:
     Attributes:
         codes: Quantized weight, int64[groups, outputs, K], -127 to 127.
         scale: Scales, float[groups, outputs, 1].
-        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over the weight's layers. If None, elements are
-            rounded independently.
+        moments: float[groups, K, K], the mean of x x^T over inputs x, summed over the layers that share the weight. If None,
+            elements are rounded independently.
         channels: Number of input channels. K is channels x kernel elements, with channels outermost.
     """
 

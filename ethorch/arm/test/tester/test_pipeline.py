@@ -171,7 +171,7 @@ class BasePipeline(Generic[T]):
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Add a stage that appends the artifact of stage ``stage_id`` to the file ``suffix`` (default: standard output)."""
+        """Add a stage that appends the artifact of stage ``stage_id`` to the file named ``suffix`` (default: standard output)."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:

@@ -1,4 +1,4 @@
-"""Blocks of 8-bit kernels on U55 and U65, and their layout in SHRAM.
+"""Block sizes of 8-bit kernels on U55 and U65, and the blocks' layout in SHRAM.
 
 Source: ArchEthosU55::TryBlockConfig.
 """
