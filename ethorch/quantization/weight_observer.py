@@ -17,10 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: Methods that choose the scale of a weight.
 WEIGHT_METHODS = ("max", "mse")
-_BIAS_BITS = {
-    torch.int8: 30,
-    torch.int16: 46,
-}  # bits of a bias magnitude, half the range of the accumulator (TOSA 1.0 CONV2D: int32, int48)
+#: Bits of a bias magnitude: half the range of biases (TOSA 1.0 CONV2D: int32; int48, of which the NPU has 40 bits).
+_BIAS_BITS = {torch.int8: 30, torch.int16: 38}
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:

@@ -128,7 +128,9 @@ def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
         beside = sums(left * right, index)[:-1]
         normal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
         entries = np.linalg.solve(normal, sums(left * target, index) + sums(right * target, index + 1) + _WEIGHT_OF_OLD * old)
-        fits[k] = replace(piece, entries=np.clip(np.rint(entries), -32768, 32767).astype(np.int16))
+        clipped = np.clip(np.rint(entries), -32768, 32767).astype(np.int16)
+        if np.abs(np.diff(clipped.astype(np.int32))).max() <= 32767:  # the NPU stores differences in 16 bits
+            fits[k] = replace(piece, entries=clipped)
     return fits
 
 

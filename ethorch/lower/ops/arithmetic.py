@@ -69,7 +69,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     if out is None:
 
         def plain(xv: Value, yv: Value) -> Value:
-            factor = b.const(np.full((1,) * yv.rank, abs(alpha), np.int32))
+            factor = b.const(np.full((1,) * yv.rank, (abs(alpha) + (1 << 31)) % (1 << 32) - (1 << 31), np.int32))
             return b.emit(name, xv, yv if abs(alpha) == 1 else b.emit("MUL", yv, factor, shift=0))
 
         return plain_pair(b, x, y, plain)
@@ -186,6 +186,25 @@ def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> Q
     return QTensor(b.requantize(b.emit("MUL", x32, y32, shift=0), scale, out), dims, out)
 
 
+def _multiply_in_parts(b: Builder, n: QTensor, x: QTensor, out: QParams) -> QTensor:
+    # n is high * 2**15 + low. The products with both parts are at most 2**29. If the first term is limited, the sum saturates,
+    # because the second is at most half of it.
+    def number(value: int) -> Value:
+        return b.const(np.full((1,) * n.value.rank, value, np.int32))
+
+    high = b.emit("ARITHMETIC_RIGHT_SHIFT", n.value, number(15), round=True)
+    low = b.emit("SUB", n.value, b.emit("MUL", high, number(1 << 15), shift=0))
+    unit, terms, dims = out.step / 128, [], n.dims
+    for part, factor, most in ((high, 2.0**15, 2.0**29), (low, 1.0, 2.0**28)):
+        (pv, xv), dims = b.align(QTensor(part, n.dims, None), x)
+        term = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), pv, shift=0)
+        scale = factor * x.qparams.step / unit
+        if 2.0**29 * scale > most:
+            term = b.limit(term, int(most / scale))
+        terms.append(b.rescale(term, scale, dtype="INT32"))
+    return QTensor(b.requantize(b.emit("ADD", *terms), unit, out), dims, out)
+
+
 def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     return fold_factor(s, x, y)
 
@@ -212,11 +231,10 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     if sum(integers) == 1:
         k = integers.index(True)
         codes = pair[1 - k].qparams.reach / pair[1 - k].qparams.step
-        pair[k] = b.limit_integers(pair[k], out.q.reach / scale + 1, 2.0**31 / codes - 1)  # larger integers saturate the result
-        unit = max(1.0, pair[k].qparams.reach * codes / 2.0**30)
-        if unit > 1:
-            pair[k] = QTensor(b.rescale(pair[k].value, 1 / unit, dtype="INT32"), pair[k].dims, pair[k].q)
-            scale *= unit
+        bound = min(out.q.reach / scale + 1, 2.0**29)  # larger integers saturate the result
+        pair[k] = b.limit_integers(pair[k], bound, 2.0**30 / codes)
+        if pair[k].qparams.reach * codes > 2.0**30:
+            return _multiply_in_parts(b, pair[k], pair[1 - k], out.q)
     return product(b, pair[0], pair[1], scale, out.q)
 
 

@@ -44,6 +44,14 @@ def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal:
     return empty_rows if empty_rows.any() else None
 
 
+def _repeat_heads(s: AtenBuilder, x: Node, heads: int) -> Node:
+    *batch_dims, count, tall, wide = shape_of(x)
+    if count == heads:
+        return x
+    x = s(aten.expand.default, s(aten.unsqueeze.default, x, -3), [*batch_dims, count, heads // count, tall, wide])
+    return s(aten.reshape.default, x, [*batch_dims, heads, tall, wide])
+
+
 @composite(
     "aten.scaled_dot_product_attention.default",
     bound=2,
@@ -53,6 +61,7 @@ def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal:
         Sample(I8(2, 6, 8), I8(2, 6, 8), I8(2, 6, 8), None, 0.0, True),
         Sample(I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(1, 2, 6, 8), I8(6, 6), scale=0.2),
         Sample(I8(2, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 2, 5, 8), enable_gqa=True),
+        Sample(I8(1, 4, 3, 8), I8(2, 2, 5, 8), I8(2, 4, 5, 8), enable_gqa=True),
         Sample(I8(1, 3, 1, 8), I8(1, 3, 20, 8), I8(1, 3, 20, 8)),
     ],
 )
@@ -68,20 +77,18 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return softmax(scale * query @ key.T + mask) @ value over the last two dims."""
-    *lead, rows, width = shape_of(query)
+    """Return softmax(scale * query @ key.T + mask) @ value over the last two dims.
+
+    A row in which a computed mask excludes all positions becomes the mean of the values, not 0.
+    """
+    rows, width = shape_of(query)[-2:]
     columns = shape_of(key)[-2]
-    groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1
-    operands = []
-    for x in (query, key, value):
+    operands = [_repeat_heads(s, x, shape_of(query)[-3]) if enable_gqa else x for x in (query, key, value)]
+    lead = list(torch.broadcast_shapes(*(shape_of(x)[:-2] for x in operands)))
+    for k, x in enumerate(operands):
         *batch_dims, tall, wide = shape_of(x)
-        if groups > 1 and x is not query:
-            x = s(aten.unsqueeze.default, x, -3)
-            x = s(aten.expand.default, x, [*batch_dims, groups, tall, wide])
-            x = s(aten.reshape.default, x, [*batch_dims[:-1], batch_dims[-1] * groups, tall, wide])
-        elif batch_dims != lead:
-            x = s(aten.expand.default, x, [*lead, tall, wide])
-        operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
+        x = x if batch_dims == lead else s(aten.expand.default, x, [*lead, tall, wide])
+        operands[k] = s(aten.reshape.default, x, [math.prod(lead), tall, wide])
     factor = width**-0.5 if scale is None else scale
     scores = draw_scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
     if attn_mask is not None or is_causal:

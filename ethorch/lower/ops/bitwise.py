@@ -120,18 +120,25 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """Return floor(x / 2**y) in int32, for y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
+    """Return floor(x / 2**y) in int32, for y >= 0. TOSA ARITHMETIC_RIGHT_SHIFT.
 
     If the NPU supports only rounding shifts, half of 2**y is first subtracted from x.
     """
     xv, yv, dims = _shift_operands(b, x, y)
+    if yv.data is not None:
+        yv = b.const(np.minimum(yv.data, 31))
+    else:
+        yv = b.emit("MINIMUM", yv, b.const(np.full((1,) * yv.rank, 31, np.int32)))
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):
         return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", xv, yv, round=False), dims, None)
     ones = b.const(np.ones((1,) * yv.rank, np.int32))
     if yv.is_const:
         assert yv.data is not None
         half = b.const(((1 << yv.data.astype(np.int64)) >> 1).astype(np.int32))
+        least = b.const((((1 << yv.data.astype(np.int64)) >> 1) - (1 << 31)).astype(np.int32))
     else:
         power = b.emit("LOGICAL_LEFT_SHIFT", b.const(np.ones(yv.shape, np.int32)), yv)
         half = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", power, ones), ones, round=True)
-    return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", xv, half), yv, round=True), dims, None)
+        least = b.emit("ADD", half, b.const(np.full((1,) * yv.rank, -(1 << 31), np.int32)))
+    difference = b.emit("SUB", b.emit("MAXIMUM", xv, least), half)  # without overflow
+    return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", difference, yv, round=True), dims, None)

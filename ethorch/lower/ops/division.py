@@ -27,6 +27,7 @@ aten = torch.ops.aten
 
 #: Maximum ratio of the magnitudes of int8 divisors for which a reciprocal of 15 bits suffices.
 _WIDE_DIVISORS = 8
+_MOST_WIDE_DIVIDEND = 65535  # largest integer dividend whose product with a power of 2 up to 2**14 fits int32
 _MOST_DIVIDEND = 255  # largest integer dividend whose product with a reciprocal of 22 bits fits int32
 
 
@@ -66,10 +67,15 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         raise b.refuse(
             "div.integer_divisor", text, "Convert the divisor to float in the model, and quantize the operator's module."
         )
-    if is_integer and x.qparams.reach > _MOST_DIVIDEND:
-        x = b.limit_integers(x, out.qparams.reach * y.qparams.reach + 1)  # larger integers saturate the result
-        x = b.to_qparams(x, QParams((max(1.0, x.qparams.reach / 32767),), (0,), -32767, 32767, "INT16"))
-    if "INT16" in (x.qparams.dtype, y.qparams.dtype):
+    is_wide = is_integer and x.qparams.reach > _MOST_DIVIDEND
+    if is_wide:
+        bound = out.qparams.reach * y.qparams.reach + 1  # larger integers saturate the result
+        if (largest := min(bound, x.qparams.reach)) > _MOST_WIDE_DIVIDEND:
+            text = f"integers up to {largest:,.0f} affect the quotient; expected at most {_MOST_WIDE_DIVIDEND:,}"
+            remedy = "Convert the dividend to float in the model, and quantize the operator's module."
+            raise b.refuse("div.integer_dividend", text, remedy)
+        x = b.limit_integers(x, bound)
+    if is_wide or "INT16" in (x.qparams.dtype, y.qparams.dtype):
         return _divide_in_two_steps(b, x, y, out.qparams)
     real, least = y.qparams.table_inputs, y.qparams.step
     with np.errstate(divide="ignore"):

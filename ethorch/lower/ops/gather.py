@@ -18,6 +18,7 @@ from ethorch.lower.ops.indices import (
     as_int32,
     check_operands,
     constant_numbers,
+    count_from_end,
     evenly_spaced,
     merge_indices,
     runs,
@@ -180,7 +181,8 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
         Sample(I8(2, 5, 7), [None, torch.tensor([3, 0, 1])]),
         Sample(I8(6, 4), [torch.tensor([[2, 0], [5, 5]])]),
         Sample(I8(4, 5, 3), [torch.tensor([0, 3, 1]), torch.tensor([4, 2, 2])]),
-        Sample(I8(4, 5, 3), [Ints(6, low=0, high=3), Ints(2, 1, low=0, high=4)]),
+        Sample(I8(4, 5, 3), [Ints(6, low=-4, high=3), Ints(2, 1, low=-5, high=4)]),
+        Sample(I8(2, 5, 7), [None, Ints(4, low=-5, high=4)]),
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
@@ -190,7 +192,10 @@ def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTe
     """
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:
-        return b.to_qparams(rows_of(b, x, indexed_dims[0], indices[indexed_dims[0]]), out.q)
+        dim, numbers = indexed_dims[0], indices[indexed_dims[0]]
+        if constant_numbers(numbers) is None:
+            numbers = count_from_end(b, numbers, x.shape[dim])
+        return b.to_qparams(rows_of(b, x, dim, numbers), out.q)
     arrays = np.broadcast_arrays(*(np.asarray(constant_numbers(indices[k])) for k in indexed_dims))
     first, last = indexed_dims[0], indexed_dims[-1]
     extents = x.shape[first : last + 1]

@@ -72,6 +72,13 @@ def check_operands(*indices: Any) -> Reason | None:
     return None
 
 
+def count_from_end(b: Builder, index: QTensor, extent: int) -> QTensor:
+    """Add ``extent`` to the negative elements of a computed index, which PyTorch counts from the end."""
+    zero, least, size = (b.const(np.full((1,) * index.value.rank, number, np.int32)) for number in (0, -1, extent))
+    sign = b.emit("MAXIMUM", b.emit("MINIMUM", index.value, zero), least)
+    return QTensor(b.emit("SUB", index.value, b.emit("MUL", sign, size, shift=0)), index.dims, index.q)
+
+
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
     """Cast a computed int64 index to int32. Return None for other indices, or if the target lacks GATHER."""
     # Without GATHER, the operator runs on the CPU, whose kernels require int64.
@@ -120,6 +127,7 @@ def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node
     number: Node | None = None
     for extent, index in zip(shape_of(x)[dims[0] :], merged_indices, strict=False):
         position = as_int32(s, index) or index
+        position = s(aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position)
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     return merge_dims(s, x, *dims), dims[0], number

@@ -58,12 +58,13 @@ def uneven(extent: int, size: int, scale: float | None) -> float | None:
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size[0]), floor(j * W / size[1])].
 
-    Integer factors use a RESIZE or TILEs. For other factors, and for ``scales`` that differ from the ratio of the sizes, rows
-    and then columns are selected.
+    Integer factors use a RESIZE or TILEs. Otherwise, rows and then columns are selected.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
-    is_integer = not any(uneven_scales) and all(ratio.denominator == 1 for ratio in ratios)
+    places = [nearest_rows(*parts) for parts in zip(x.shape[-2:], size, uneven_scales, strict=True)]
+    exact = [np.arange(count) * extent // count for extent, count in zip(x.shape[-2:], size, strict=True)]
+    is_integer = all(map(np.array_equal, places, exact)) and all(ratio.denominator == 1 for ratio in ratios)
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
     if is_integer and ratios == [1, 1]:
         return x
@@ -75,13 +76,16 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
         return _resize(b, x, size, numbers, "NEAREST")
     if is_integer:
         return _repeat(b, _repeat(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
-    for dim, count, scale in zip((-2, -1), size, uneven_scales, strict=True):
-        extent = x.shape[dim]
-        places = np.arange(count) * extent // count
-        if scale and count != 2 * extent:  # in FP32, as in PyTorch except for a factor of two
-            places = np.minimum(np.floor(np.arange(count, dtype=np.float32) * np.float32(1 / scale)), extent - 1).astype(int)
-        x = rows_of(b, x, dim, places)
+    for dim, rows in zip((-2, -1), places, strict=True):
+        x = rows_of(b, x, dim, rows)
     return x
+
+
+def nearest_rows(extent: int, count: int, scale: float | None) -> npt.NDArray[np.int64]:
+    """Return the source row of each of ``count`` rows, computed in FP32 as in PyTorch."""
+    step = np.float32(1 / scale) if scale else np.float32(extent) / np.float32(count)
+    rows: npt.NDArray[np.int64] = np.floor(np.arange(count, dtype=np.float32) * step).astype(np.int64)
+    return np.minimum(rows, extent - 1)
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:

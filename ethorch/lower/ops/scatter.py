@@ -16,7 +16,15 @@ from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import attribute
 from ethorch.lower.ops.accumulate import accumulate_at_indices
 from ethorch.lower.ops.compare import emit_comparison
-from ethorch.lower.ops.indices import as_int32, check_operands, constant_numbers, merge_dims, merge_indices, side_by_side
+from ethorch.lower.ops.indices import (
+    as_int32,
+    check_operands,
+    constant_numbers,
+    count_from_end,
+    merge_dims,
+    merge_indices,
+    side_by_side,
+)
 from ethorch.lower.ops.quant_rules import OVERWRITTEN
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.selection import either
@@ -207,10 +215,10 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     samples=[
         Sample(I8(2, 5, 3), [None, torch.tensor([4, 0])], I8(2, 2, 3, low=-1.0)),
         Sample(I8(5, 3), [torch.tensor([1])], I8(3)),
-        Sample(I8(2, 5, 3), [None, Ints(1, low=0, high=4)], I8(2, 1, 3, low=-1.0)),
+        Sample(I8(2, 5, 3), [None, Ints(1, low=-5, high=-1)], I8(2, 1, 3, low=-1.0)),
         Sample(I8(3, 9, 8), [None, Ints(1, low=0, high=8)], I8(3, 1, 8, low=-1.0)),
         Sample(I8(2, 3, 9, 16), [None, None, torch.tensor([7, 2], dtype=torch.int32)], I8(2, 3, 2, 16, low=-1.0)),
-        Sample(I8(4, 5, 3), [Ints(1, low=0, high=3), Ints(1, low=0, high=4)], I8(3)),
+        Sample(I8(4, 5, 3), [Ints(1, low=-4, high=3), Ints(1, low=-5, high=4)], I8(3)),
         Sample(I8(4, 5), [Bools(4, 5)], I8(1)),
         Sample(Ints(9, 4), [torch.tensor([4, 0])], Ints(2, 4)),
         Sample(I8(5, 3), [Ints(8, low=-5, high=4)], I8(8, 3, low=-1.0), True),
@@ -239,13 +247,14 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     places: list[int] = []
     if numbers is not None:
         places = [int(k) % x.shape[dim] for k in (np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.ravel())]
-    count = indices[dim].shape[0] if numbers is None else len(places)
+    index = count_from_end(b, indices[dim], x.shape[dim]) if numbers is None else indices[dim]
+    count = index.shape[0] if numbers is None else len(places)
     values = b.view(values, (1,) * (x.rank - values.rank) + values.shape) if isinstance(values, QTensor) else values
     if numbers is None and count == 1 and not accumulate:
-        return _with_row(b, x, dim, indices[dim], values, out.q)
+        return _with_row(b, x, dim, index, values, out.q)
     values = b.convert_operand(values, out)
     full = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     source = b.tile(values, [want // have for want, have in zip(full, values.shape, strict=True)])
     if numbers is None:
-        return _scatter(b, b.convert_operand(x, out), dim, indices[dim], source)
+        return _scatter(b, b.convert_operand(x, out), dim, index, source)
     return b.view(overwrite_rows(b, b.convert_operand(x, out), dim, places, source), shape)

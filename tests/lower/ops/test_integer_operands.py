@@ -46,6 +46,22 @@ def test_comparisons(target: str, scheme: str, scale: float) -> None:
             assert torch.allclose(output, expected, atol=0.02 * scale), (compare.__name__, n)
 
 
+@pytest.mark.parametrize("most", [3, 1000])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_arithmetic_within_the_calibrated_range(target: str, scheme: str, most: int) -> None:
+    torch.manual_seed(0)
+    samples = [(6 * torch.rand(1, 8, 8) - 3, torch.randint(0, most + 1, (1, 8, 8), dtype=torch.int32)) for _ in range(4)]
+    program = ethorch.compile(
+        Arithmetic(), samples[0], calibration=samples, settings=ethorch.Settings(target=target, scheme=scheme)
+    )
+    assert program.to_json()["operators"]["cpu"] == 0
+    for sample in samples:
+        for k, (output, expected) in enumerate(zip(program(*sample), Arithmetic()(*sample), strict=True)):
+            steps = (output - expected).abs().max() / (expected.max() - expected.min())
+            assert steps < (0.06 if scheme == "int8" else 0.0005), (k, steps)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_arithmetic_saturates(target: str, scheme: str) -> None:
@@ -66,3 +82,19 @@ def test_arithmetic_saturates(target: str, scheme: str) -> None:
             ):
                 assert output.unique().numel() == 1, (name, n)
                 assert 0.9 * expected.abs().max() < output.abs().min() and torch.equal(output.sign(), expected.sign()), (name, n)
+
+
+class Shifts(nn.Module):
+    def forward(self, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        return n >> 1, n >> 16, n >> 30, n >> 31, n >> m, torch.sub(n, n, alpha=1 << 31)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_right_shifts_of_large_integers(target: str) -> None:
+    n = torch.tensor([-(1 << 31), 1 - (1 << 31), -1_700_000_000, -(1 << 30) - 1, -5, -1, 0, 1, 5, (1 << 31) - 1], dtype=torch.int32)
+    program = ethorch.compile(Shifts(), (n, torch.full_like(n, 3)), settings=ethorch.Settings(target=target))
+    assert program.to_json()["operators"]["cpu"] == 0
+    for amount in (0, 1, 15, 30, 31):
+        inputs = n, torch.full_like(n, amount)
+        for k, (output, expected) in enumerate(zip(program(*inputs), Shifts()(*inputs), strict=True)):
+            assert torch.equal(output, expected), (k, amount)
