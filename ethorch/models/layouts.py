@@ -39,6 +39,11 @@ class NhwcIo(nn.Module):
         super().__init__()
         self.module = module
 
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The module with NCHW inputs and outputs."""
+        return self.module
+
     def forward(self, *inputs: Any) -> Any:
         return pytree.tree_map(to_nhwc, self.module(*pytree.tree_map(from_nhwc, inputs)))
 

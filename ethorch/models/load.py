@@ -86,9 +86,10 @@ class UserModel:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs of ``forward``, in order. Inputs in ``*args`` have no names."""
-        if isinstance(self.module, KeywordInputs):
-            return (*_parameter_names(self.module.module)[: self.module.arguments], *self.module.names)
-        return _parameter_names(self.module)[: len(self.example_inputs)]
+        module = getattr(self.module, "unwrapped", self.module)
+        if isinstance(module, KeywordInputs):
+            return (*_parameter_names(module.module)[: module.arguments], *module.names)
+        return _parameter_names(module)[: len(self.example_inputs)]
 
 
 def _parameter_names(module: nn.Module) -> tuple[str, ...]:

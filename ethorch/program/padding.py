@@ -135,6 +135,10 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
         target: Any = twin.target
         actual = pytree.tree_leaves(target(*_map(twin.args, pad), **_map(twin.kwargs, pad)))
+        if [getattr(x, "shape", ()) for x in actual] == [getattr(x, "shape", ()) for x in expected] and any(
+            _is_padded_integer(values[twins[arg]], arg.meta["val"]) for arg in twin.all_input_nodes
+        ):
+            return False  # integer padding may happen not to change a reduction
         for small, large in zip(expected, actual, strict=True):
             if isinstance(small, Tensor):
                 if small.dim() != large.dim() or any(a > b for a, b in zip(small.shape, large.shape, strict=True)):
@@ -144,6 +148,10 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
             elif small != large:
                 return False
     return True
+
+
+def _is_padded_integer(value: Any, like: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dtype.is_floating_point and value.shape != like.shape
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ class Program:
         """
         import torch
 
-        flat = trees.leaves(self._positional(inputs, keywords))
+        flat = trees.leaves(self._order(self._positional(inputs, keywords)))
         record, host = self._record, host_of(self)
         if record.selection is not None:
             part, filled = select(self, flat)
@@ -196,6 +196,28 @@ class Program:
                 f"The program has {count_noun(len(self.inputs), 'input')}."
             )
         return (*inputs, *(keywords[name] for name in names))
+
+    def _order(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs):
+            return inputs
+        example = self._input_structure()
+        ordered: tuple[Any, ...] | None = inputs if example is None else trees.order_like(inputs, example)
+        if ordered is None:
+            raise HostError(f"expected inputs with the keys of the example inputs, {example}, got other keys.")
+        return ordered
+
+    def _input_structure(self) -> tuple[Any, ...] | None:
+        structure = self._record.description.structure
+        if structure is None or not structure[0]:
+            return None
+        from torch.utils import _pytree as pytree
+
+        try:
+            spec = pytree.treespec_loads(structure[0])
+            arguments, keywords = pytree.tree_unflatten([f"input {number}" for number in range(spec.num_leaves)], spec)
+        except Exception:  # an unregistered type, or an incompatible version of torch
+            return None
+        return (*arguments, *keywords.values())
 
     def _nest(self, outputs: list[Any]) -> Any:
         structure = self._record.description.structure

@@ -84,7 +84,10 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     for graph, module in zip(graphs, modules, strict=True):
         keys = _keys(graph, module, written, alternatives)
         for node in graph.graph.nodes:
-            key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
+            source = node.args[0] if node.op == "call_module" and node.args else None
+            while isinstance(source, Node) and source.op == "call_module":  # an observer of program inputs or outputs
+                source = source.args[0]
+            key = None if source is None else keys.get(source)
             observer = graph.get_submodule(str(node.target)) if key is not None else None
             if node.args and isinstance(node.args[0], Node) and node.args[0].op == "get_attr":
                 observer = find_leader(observer)  # the buffer may share the observer of a concatenation

@@ -6,7 +6,7 @@ Until torch is imported, only lists, tuples and dicts are flattened.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,6 +30,19 @@ def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 def leaves(nest: Any) -> list[Any]:
     return flatten(nest)[0]
+
+
+def order_like(nest: Any, example: Any) -> Any:
+    """Return the nest with the mappings in the order of ``example``, or None if their keys differ."""
+    if isinstance(nest, Mapping) and isinstance(example, Mapping):
+        if nest.keys() != example.keys():
+            return None
+        ordered = {key: order_like(nest[key], part) for key, part in example.items()}
+        return None if any(ordered[key] is None is not nest[key] for key in nest) else ordered
+    if type(nest) in (list, tuple) and isinstance(example, (list, tuple)) and len(nest) == len(example):
+        parts = [order_like(value, part) for value, part in zip(nest, example, strict=True)]
+        return None if any(part is None is not value for part, value in zip(parts, nest, strict=True)) else type(nest)(parts)
+    return nest
 
 
 def _builder(nest: Any, leaves: list[Any]) -> Callable[[Any], Any]:

@@ -262,6 +262,26 @@ def test_axes_are_filled_up_only_where_that_changes_nothing(name):
             assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduce", [torch.amin, torch.amax, torch.all, torch.any])
+def test_an_axis_over_which_integers_are_reduced_is_not_filled_up(reduce):
+    class Reduce(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return reduce(x, 1)
+
+    dtype = torch.int32 if reduce in (torch.amin, torch.amax) else torch.bool
+    user = UserModel(Reduce(), (torch.tensor([[0, 1, 0, 1]]).to(dtype),))
+    assert paddings_of(user, [((1, 4),), ((1, 8),)]) == ()
+
+
+@pytest.mark.parametrize("io", ["int8", "uint8", "int16"])
+def test_methods_share_the_scales_of_integer_inputs_and_outputs(io):
+    samples = [torch.rand(1, length, 8) * length for length in (8, 16, 8, 16)]
+    settings = ethorch.Settings(io=io, shapes=[(1, 8, 8), (1, 16, 8)])
+    program = ethorch.compile(nn.Linear(8, 4).eval(), samples[1], calibration=samples, settings=settings)
+    short, long = (program[name] for name in program.methods)
+    assert short.inputs[0].codes == long.inputs[0].codes and short.outputs[0].codes == long.outputs[0].codes
+
+
 def test_an_axis_that_is_indexed_is_not_filled_up():
     user = UserModel(Lookup(), (torch.randn(1, 8, 4), torch.tensor([0, -1, 2])))
     assert paddings_of(user, [((1, 8, 4), (3,)), ((1, 12, 4), (3,))]) == ()

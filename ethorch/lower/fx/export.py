@@ -142,7 +142,23 @@ def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
     return [describe_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(inputs)]
 
 
+def _separate(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Clones repeated tensors, for which torch.export would create only one input.
+    seen: set[int] = set()
+
+    def clone_repeated(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_repeated = id(value) in seen
+        seen.add(id(value))
+        return value.clone() if is_repeated else value
+
+    separated: tuple[Any, ...] = pytree.tree_map(clone_repeated, inputs)
+    return separated
+
+
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
+    inputs = _separate(inputs)
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)

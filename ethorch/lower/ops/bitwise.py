@@ -122,7 +122,7 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """Return floor(x / 2**y) in int32, for y >= 0. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    If the NPU supports only rounding shifts, half of 2**y is first subtracted from x.
+    If the NPU only rounds, half of 2**y is first subtracted from x.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if yv.data is not None:

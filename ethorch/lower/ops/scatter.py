@@ -147,7 +147,6 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
     """Decompose an index_put into simpler operators.
 
-    - A call with an empty index returns x.
     - For a call with ``accumulate``, see ``accumulate_at_indices``.
     - A masked write of one value becomes a ``where``.
     - Other calls become an index_put with one index. Indexed dims that are not adjacent are first moved to the front. Writing
@@ -238,7 +237,6 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     - A single row, e.g. of a cache, at a computed index is lowered like ``where``, because Vela estimates one memory burst
       for each element of a SCATTER.
     - Several rows at computed indices use SCATTER. The indices must be distinct.
-    - For accumulated values, see ``accumulate_at_indices``.
     """
     (dim,) = (k for k, index in enumerate(indices) if index is not None)
     numbers, shape = constant_numbers(indices[dim]), x.shape

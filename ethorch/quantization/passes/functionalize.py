@@ -40,8 +40,8 @@ _TRUTHS = {
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
     """Replace in-place operators in the graph and its control-flow subgraphs. The caller must recompile the graph.
 
-    Updates of batch norm counters are not replaced. All writes to a buffer or an input become one ``copy_`` at the end of the
-    graph. Readers of a written buffer read a ``clone``.
+    Updates of batch norm counters are not replaced. All writes to a buffer become one ``copy_`` at the end of the graph.
+    Readers of a written buffer read a ``clone``. Inputs remain unchanged.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, writes to an argument other than the first, or writes
@@ -116,9 +116,9 @@ class _Functionalizer:
                 self.read(node)
         self.here = self.graph.output_node()
         for memory in {id(view.memory): view.memory for view in self.views.values()}.values():
-            if memory.version and memory.root.op in ("placeholder", "get_attr"):
+            if memory.version and memory.root.op == "get_attr":
                 value = self.value(_View(memory))
-                if memory.root.op == "get_attr" and memory.root.users:
+                if memory.root.users:
                     read_through_clone(memory.root)
                 self.emit(aten.copy_.default, memory.root, value)
         for node in reversed(self.dead):

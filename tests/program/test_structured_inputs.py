@@ -1,0 +1,77 @@
+"""Inputs that are dicts, repeated tensors, written in place, or passed by name: each reaches its parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ethorch
+from ethorch.support.errors import EthorchError, HostError
+
+
+class OfDict(nn.Module):
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return 8 * x["a"] + x["b"]
+
+
+class OfTwo(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return 8 * a + b
+
+
+class WritesInput(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+
+def tensors(count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return [(torch.rand(1, 8), 30 * torch.rand(1, 8)) for _ in range(count)]
+
+
+def close(output: Any, expected: Tensor) -> bool:
+    return torch.allclose(output, expected, atol=0.02 * float(expected.abs().max()))
+
+
+def test_keys_of_a_dict_may_have_another_order(tmp_path: Path) -> None:
+    samples = [({"a": a, "b": b},) for a, b in tensors()]
+    others = [({"b": sample["b"], "a": sample["a"]},) for (sample,) in samples]
+    for calibration in (samples, others):
+        program = ethorch.compile(OfDict(), samples[0], calibration=calibration)
+        loaded = ethorch.load(program.save(tmp_path / "m.pte"))
+        for (sample,), (other,) in zip(samples, others, strict=True):
+            expected = OfDict()(sample)
+            assert all(close(run(x), expected) for run in (program, loaded) for x in (sample, other))
+            with pytest.raises(HostError, match="keys of the example inputs"):
+                program({"a": sample["a"], "x": sample["b"]})
+    with pytest.raises(EthorchError, match="like the example inputs"):
+        ethorch.compile(OfDict(), samples[0], calibration=[({"a": a, "x": b},) for a, b in tensors()])
+
+
+def test_one_tensor_for_two_inputs_is_two_inputs() -> None:
+    x = tensors()[0][0]
+    program = ethorch.compile(OfTwo(), (x, x), calibration=[(a, b / 30) for a, b in tensors()])
+    a, b = tensors()[1]
+    assert close(program(a, b / 30), OfTwo()(a, b / 30))
+
+
+def test_inputs_are_not_written() -> None:
+    samples = [(a.clone(), b) for a, b in tensors()]
+    program = ethorch.compile(WritesInput(), (samples[0][0].clone(), samples[0][1]), calibration=samples)
+    assert all(torch.equal(sample, a) for (sample, _), (a, _) in zip(samples, tensors(), strict=True))
+    a, b = tensors()[1]
+    assert close(program(a, b), (a + 1) * b) and torch.equal(a, tensors()[1][0])
+    assert len(program.outputs) == 1 and program.accuracy is not None
+
+
+def test_names_of_inputs_with_channels_last() -> None:
+    samples = [(torch.rand(1, 3, 4, 5), torch.rand(1, 3, 4, 5)) for _ in range(4)]
+    program = ethorch.compile(OfTwo(), samples[0], calibration=samples, settings=ethorch.Settings(io_layout="nhwc"))
+    a, b = (x.permute(0, 2, 3, 1).contiguous() for x in samples[1])
+    assert torch.equal(program(b=b, a=a), program(a, b))
+    assert close(program(a, b).permute(0, 3, 1, 2), OfTwo()(*samples[1]))
