@@ -79,9 +79,9 @@ def tune(
         Path | None, option("--output", "-o", help="Output program: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: the goal is missed.
+    """Increase accuracy or compress weights. Without -o, only print changes. Exit status 3: goal missed.
 
-    For the goal accuracy, if -o, --metric and --min-sqnr-db are absent, print only each module's sensitivity.
+    For the goal accuracy without -o, --metric or --min-sqnr-db, print each module's sensitivity.
     """
     from ethorch.program.saving import check_writable, describe_saved
 

@@ -164,15 +164,15 @@ def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple
 def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str, Any]]:
     for path in paths:
         if path.is_dir():
-            entries = {entry: entry.relative_to(path).parts for entry in sorted(path.rglob("*"))}
-            entries = {entry: parts for entry, parts in entries.items() if not any(part.startswith(".") for part in parts)}
-            files = [entry for entry in entries if entry.suffix.lower() in FORMATS and entry.is_file()]
+            parts_by_path = {inner: inner.relative_to(path).parts for inner in sorted(path.rglob("*"))}
+            visible = {inner: parts for inner, parts in parts_by_path.items() if not any(part.startswith(".") for part in parts)}
+            files = [inner for inner in visible if inner.suffix.lower() in FORMATS and inner.is_file()]
             if not files:
                 raise EthorchError(f"folder {path}: expected sample files ({', '.join(FORMATS)}), got none.")
-            folders = [entry.name for entry, parts in entries.items() if len(parts) == 1 and entry.is_dir()]
+            folders = [inner.name for inner, parts in visible.items() if len(parts) == 1 and inner.is_dir()]
             for file in files:
                 item = expected.read(file)
-                folder, *inside = entries[file]
+                folder, *inside = visible[file]
                 yield str(file), (item, folders.index(folder)) if inside else item
         elif path.is_file():
             yield str(path), expected.read(path)

@@ -14,6 +14,7 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor
 from ethorch.lower.fx.aten_builder import MADE_FOR, AtenBuilder, shape_of
+from ethorch.lower.fx.node import attribute
 from ethorch.lower.ops.spec import find
 from ethorch.support.errors import Reason
 
@@ -79,6 +80,12 @@ def count_from_end(b: Builder, index: QTensor, extent: int) -> QTensor:
     return QTensor(b.emit("SUB", index.value, b.emit("MUL", sign, size, shift=0)), index.dims, index.q)
 
 
+def is_counted_from_end(node: Node) -> bool:
+    """Return True for the ``where`` with which ``merge_indices`` wraps negative indices."""
+    condition = node.args[0] if node.target is aten.where.self else None
+    return isinstance(condition, Node) and condition.target is aten.lt.Scalar and condition.args == (node.args[2], 0)
+
+
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
     """Cast a computed int64 index to int32. Return None for other indices, or if the target lacks GATHER."""
     # Without GATHER, the operator runs on the CPU, whose kernels require int64.
@@ -126,8 +133,11 @@ def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node
         return None
     number: Node | None = None
     for extent, index in zip(shape_of(x)[dims[0] :], merged_indices, strict=False):
-        position = as_int32(s, index) or index
-        position = s(aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position)
+        if (constant := attribute(s.model, index)) is not None:
+            position = s.constant(torch.remainder(constant, extent))
+        else:
+            position = as_int32(s, index) or index
+            position = s(aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position)
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     return merge_dims(s, x, *dims), dims[0], number
