@@ -358,6 +358,6 @@ def _read_all_inputs(b: Builder) -> None:
             continue
         total, dtype = outputs[place], outputs[place].dtype
         first = b.widen(b.reshape(b.crop(value, (1,) * value.rank), (1,) * total.rank))
-        zero = b.emit("MUL", first, b.const(np.zeros((1,) * total.rank, np.int32)), shift=0)
+        zero = b.emit("MUL", first, b.const_like(total, 0), shift=0)
         total = b.emit("ADD", b.widen(total), zero)
         outputs[place] = total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)

@@ -66,6 +66,10 @@ class Emitter:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")
         return Value(self.name(name), array.shape, dtype, self.origin, array)
 
+    def const_like(self, value: Value, number: float, dtype: str = "INT32", name: str = "const") -> Value:
+        """Return a constant with one element and the rank of ``value``."""
+        return self.const(np.full((1,) * value.rank, number, DTYPES[dtype]), dtype, name)
+
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
         """Append an operator and return its first result. If the operator is foldable, return a constant instead.
 

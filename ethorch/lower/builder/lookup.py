@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +59,7 @@ class LookupBuilder(OperandBuilder):
         for piece in tables:
             index = value
             if piece.zoom > 1:
-                middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
+                middle = self.const_like(value, piece.middle, name="middle")
                 index = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
             looked_up = self.interpolate(index, piece.entries)
             if len(tables) == 1:
@@ -81,10 +82,7 @@ class LookupBuilder(OperandBuilder):
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
-
-        def const(number: int) -> Value:
-            return self.const(np.full((1,) * value.rank, number, np.int32))
-
+        const = partial(self.const_like, value)
         code = self.emit("ADD", self.rescale(value, 1.0, dtype="INT32"), const(32768))
         index = self.emit("ARITHMETIC_RIGHT_SHIFT", code, const(7), round=False)
         fraction = self.emit("SUB", code, self.emit("MUL", index, const(128), shift=0))

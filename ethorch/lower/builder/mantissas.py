@@ -40,20 +40,20 @@ class Mantissas:
         """Split INT32 ``v`` in 0..2**31 - 1 into m and h. For base 4 and v = 0, h is 15."""
         zeros = b.emit("CLZ", v)
         if base == 2:
-            exponent = shift = b.emit("SUB", zeros, _constant(b, v, 1))
+            exponent = shift = b.emit("SUB", zeros, b.const_like(v, 1))
         else:  # (zeros - 1) // 2, with the rounding shift that U55 supports
-            exponent = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", zeros, _constant(b, v, 2)), _constant(b, v, 1), round=True)
+            exponent = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", zeros, b.const_like(v, 2)), b.const_like(v, 1), round=True)
             shift = b.emit("ADD", exponent, exponent)
         # The first interval of the TABLE is for 0, the others are for mantissas.
         low = 2.0**31 / base
         scale = 128 * 511 / (2.0**31 - low)
-        centre = _constant(b, v, round(low + (32768 - 128) / scale))
+        centre = b.const_like(v, round(low + (32768 - 128) / scale))
         mantissa = b.emit("SUB", b.emit("LOGICAL_LEFT_SHIFT", v, shift), centre)
         return Mantissas(base, b.rescale(mantissa, scale, dtype="INT16"), exponent)
 
     def power(self, b: Builder) -> Value:
         """Return 2**h as INT16, for h up to 14."""
-        one = _constant(b, self.exponent, 1)
+        one = b.const_like(self.exponent, 1)
         return b.rescale(b.emit("LOGICAL_LEFT_SHIFT", one, self.exponent), 1.0, dtype="INT16")
 
     def look_up(self, b: Builder, function: Function) -> Value:
@@ -77,11 +77,11 @@ class Mantissas:
         entries = np.clip(np.rint((np.append(real[0], real) - middle) / step), -32768, 32767)
         above = b.rescale(b.interpolate(self.index, entries.astype(np.int16)), 1 / 128, dtype="INT16")
         wide = b.rescale(above, step * 2.0**bits, dtype="INT32")
-        return b.emit("ADD", wide, _constant(b, wide, round(middle * 2.0**bits)))
+        return b.emit("ADD", wide, b.const_like(wide, round(middle * 2.0**bits)))
 
     def multiply(self, b: Builder, value: Value, bits: int) -> Value:
         """Return INT32 value * 2**h / 2**bits, rounded, for h up to ``bits``."""
-        count = b.emit("SUB", _constant(b, value, bits), self.exponent)
+        count = b.emit("SUB", b.const_like(value, bits), self.exponent)
         return b.emit("ARITHMETIC_RIGHT_SHIFT", value, count, round=True)
 
     def divide(self, b: Builder, value: Value) -> Value:
@@ -97,7 +97,3 @@ def exponent_of(v: float, base: Literal[2, 4]) -> int:
     """Return the exponent h (see Mantissas) of a number in 1..2**31 - 1."""
     zeros = 30 - math.floor(math.log2(v))
     return zeros if base == 2 else zeros // 2
-
-
-def _constant(b: Builder, like: Value, number: int) -> Value:
-    return b.const(np.full((1,) * like.rank, number, np.int32))

@@ -141,7 +141,7 @@ class OperandBuilder(ScalingBuilder):
             return x
         if not self.integers:
             return QTensor(self.cast(x.value, dtype), x.dims, None)
-        spare = self.const(np.full((1,) * x.value.rank, {"INT8": 24, "INT16": 16}[dtype], np.int32))
+        spare = self.const_like(x.value, {"INT8": 24, "INT16": 16}[dtype])
         high = self.emit("LOGICAL_LEFT_SHIFT", x.value, spare)
         value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # the bits shifted out are 0
         return QTensor(self.rescale(value, 1.0, dtype=dtype), x.dims, None)

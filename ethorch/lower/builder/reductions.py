@@ -166,8 +166,8 @@ def tabulate(
         entries = np.rint(real / step).astype(np.int16)
         inside = v
         if bounds[-1] * scale > 2.0**28:  # the RESCALE must fit 32 bits (TOSA 1.0, apply_scale_32)
-            inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
-        centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
+            inside = b.emit("MINIMUM", v, b.const_like(v, math.ceil(high) + 1, name="end"))
+        centred = b.emit("SUB", inside, b.const_like(v, centre, name="centre")) if centre else inside
         looked_up = b.interpolate(b.rescale(centred, scale, dtype="INT16"), entries)
         if dtype == "INT16" and len(bounds) == 2:
             return b.rescale(looked_up, step / 128 / unit, dtype="INT16")
@@ -175,7 +175,7 @@ def tabulate(
         total = part if total is None else b.emit("ADD", total, part)
     assert total is not None
     if from_middle:
-        total = b.emit("ADD", total, b.const(np.full((1,) * total.rank, round(offset / unit), np.int32), name="middle"))
+        total = b.emit("ADD", total, b.const_like(total, round(offset / unit), name="middle"))
     return total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)
 
 
@@ -254,7 +254,7 @@ def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     Emit a MUL, because Vela fuses the RESCALEs before and after it. Alone, a RESCALE that changes the width is a separate NPU
     operation.
     """
-    factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
+    factor = b.const_like(value, 127, dtype="INT8", name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
     return b.rescale(wide, fine / 127, dtype="INT16")
 

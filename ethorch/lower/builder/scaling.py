@@ -99,22 +99,22 @@ class ScalingBuilder(MovementBuilder):
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:
             acc = self.limit(acc, limit)
-        steps = self.const(np.full((1,) * acc.rank, _INT32_STEPS, np.int32))
+        steps = self.const_like(acc, _INT32_STEPS)
         return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
 
     def limit(self, value: Value, limit: int) -> Value:
         """Clamp INT32 ``value`` to -limit..limit."""
         for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
-            value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
+            value = self.emit(name, value, self.const_like(value, bound))
         return value
 
     def dequantize(self, value: Value, zero_point: int) -> Value:
         """Return value - zero_point as FP32. Truth values become 0 and 1."""
         if value.dtype == "BOOL":
-            ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
+            ones, zeros = (self.const_like(value, number, dtype="FP32") for number in (1, 0))
             return self.emit("SELECT", value, ones, zeros)
         value = self.cast(value, "FP32")
-        return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
+        return value if zero_point == 0 else self.emit("SUB", value, self.const_like(value, zero_point, dtype="FP32"))
 
     def cast(self, value: Value, dtype: str) -> Value:
         """Emit a CAST unless ``value`` already has the dtype. Constants are cast to float dtypes at compile time."""
@@ -141,5 +141,5 @@ class ScalingBuilder(MovementBuilder):
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")
         if out.zp:
-            codes = self.emit("ADD", codes, self.const(np.full((1,) * value.rank, out.zp, np.float32)))
+            codes = self.emit("ADD", codes, self.const_like(value, out.zp, dtype="FP32"))
         return self.cast(self.clamp(codes, out.qmin, out.qmax), out.dtype)

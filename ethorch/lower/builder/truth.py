@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)
     elif below <= 1 << 31:
-        value = _clamp(b, b.emit("SUB", x, y), *(b.const(np.full((1,) * x.rank, bound, np.int32)) for bound in (-1, 1)))
+        value = _clamp(b, b.emit("SUB", x, y), *(b.const_like(x, bound) for bound in (-1, 1)))
     elif x.is_const:
         value = b.emit("SUB", x, _next_to(b, y, x))
     else:
@@ -133,10 +134,7 @@ def _clamp(b: Builder, value: Value, low: Value, high: Value) -> Value:
 
 def _next_to(b: Builder, x: Value, y: Value) -> Value:
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-
-    def number(value: int) -> Value:
-        return b.const(np.full((1,) * y.rank, value, np.int32))
-
+    number = partial(b.const_like, y)
     if y.data is not None:
         below, above = b.const(np.maximum(y.data, low + 1) - 1), b.const(np.minimum(y.data, high - 1) + 1)
     else:

@@ -6,6 +6,7 @@ Operators on plain integers compute in int32. If only one operand is quantized, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     if out is None:
 
         def plain(xv: Value, yv: Value) -> Value:
-            factor = b.const(np.full((1,) * yv.rank, (abs(alpha) + (1 << 31)) % (1 << 32) - (1 << 31), np.int32))
+            factor = b.const_like(yv, (abs(alpha) + (1 << 31)) % (1 << 32) - (1 << 31))
             return b.emit(name, xv, yv if abs(alpha) == 1 else b.emit("MUL", yv, factor, shift=0))
 
         return plain_pair(b, x, y, plain)
@@ -189,9 +190,7 @@ def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> Q
 def _multiply_in_parts(b: Builder, n: QTensor, x: QTensor, out: QParams) -> QTensor:
     # n is high * 2**15 + low. The products with both parts are at most 2**29. If the first term is limited, the sum saturates,
     # because the second is at most half of it.
-    def number(value: int) -> Value:
-        return b.const(np.full((1,) * n.value.rank, value, np.int32))
-
+    number = partial(b.const_like, n.value)
     high = b.emit("ARITHMETIC_RIGHT_SHIFT", n.value, number(15), round=True)
     low = b.emit("SUB", n.value, b.emit("MUL", high, number(1 << 15), shift=0))
     unit, terms, dims = out.step / 128, [], n.dims
@@ -259,7 +258,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """Return -x from a table, or with TOSA SUB for plain integers."""
-    zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
+    zero = b.const_like(x.value, 0)
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
 

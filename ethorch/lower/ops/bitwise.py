@@ -71,7 +71,7 @@ def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """Return the bitwise NOT of x, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(invert_truth(b, x.value), x.dims, None)
-    minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
+    minus_one = b.const_like(x.value, -1)
     value = b.emit("SUB", minus_one, b.widen(x.value))
     return QTensor(value if out.dtype == "INT32" else b.rescale(value, 1.0, dtype=out.dtype), x.dims, None)
 
@@ -128,10 +128,10 @@ def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     if yv.data is not None:
         yv = b.const(np.minimum(yv.data, 31))
     else:
-        yv = b.emit("MINIMUM", yv, b.const(np.full((1,) * yv.rank, 31, np.int32)))
+        yv = b.emit("MINIMUM", yv, b.const_like(yv, 31))
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):
         return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", xv, yv, round=False), dims, None)
-    ones = b.const(np.ones((1,) * yv.rank, np.int32))
+    ones = b.const_like(yv, 1)
     if yv.is_const:
         assert yv.data is not None
         half = b.const(((1 << yv.data.astype(np.int64)) >> 1).astype(np.int32))
@@ -139,6 +139,6 @@ def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     else:
         power = b.emit("LOGICAL_LEFT_SHIFT", b.const(np.ones(yv.shape, np.int32)), yv)
         half = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", power, ones), ones, round=True)
-        least = b.emit("ADD", half, b.const(np.full((1,) * yv.rank, -(1 << 31), np.int32)))
+        least = b.emit("ADD", half, b.const_like(yv, -(1 << 31)))
     difference = b.emit("SUB", b.emit("MAXIMUM", xv, least), half)  # without overflow
     return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", difference, yv, round=True), dims, None)

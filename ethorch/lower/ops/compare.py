@@ -69,7 +69,7 @@ def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     if quantized and not floats:
         # avoid the Vela bug vela.rescale-in-comparison
         xv = b.emit("SUB", xv, yv)
-        yv = b.const(np.zeros((1,) * xv.rank, np.int32))
+        yv = b.const_like(xv, 0)
     result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))
     return QTensor(invert_truth(b, result) if comparison.negated else result, dims, None)
 

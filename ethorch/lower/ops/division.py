@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,7 @@ def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
         powers = np.exp2(np.clip(15 - np.frexp(np.abs(codes))[1], 0, 14))
         inverses = np.rint(32767 * 2.0**14 / (codes * powers))
         return b.const(powers.astype(np.int16), name="power"), b.const(inverses.astype(np.int16), name="inverse")
-
-    def plain(number: int) -> Value:
-        return b.const(np.full((1,) * y.rank, number, np.int32))
-
+    plain = partial(b.const_like, y)
     divisor = b.rescale(y, 1.0, input_zp=zp, dtype="INT32")
     # CLZ of 2**14..2**15 - 1 is 17. 0 (CLZ 32) uses the power for 1, and -2**15 uses the power for 2**14.
     zeros = b.emit("CLZ", b.emit("ABS", divisor))
@@ -156,7 +154,7 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
     (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
     xv, yv = b.widen(xv), b.widen(yv)
     if yv.data is None:
-        sign = b.emit("BITWISE_OR", _sign_bits(b, yv), b.const(np.ones((1,) * yv.rank, np.int32)))
+        sign = b.emit("BITWISE_OR", _sign_bits(b, yv), b.const_like(yv, 1))
         xv, yv = b.emit("MUL", xv, sign, shift=0), b.emit("MUL", yv, sign, shift=0)
     elif np.any(yv.data < 0):
         xv = b.emit("MUL", xv, b.const(np.where(yv.data < 0, -1, 1).astype(np.int32)), shift=0)
@@ -169,7 +167,7 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
 
 
 def _sign_bits(b: Builder, x: Value) -> Value:
-    return b.emit("ARITHMETIC_RIGHT_SHIFT", x, b.const(np.full((1,) * x.rank, 31, np.int32)), round=False)
+    return b.emit("ARITHMETIC_RIGHT_SHIFT", x, b.const_like(x, 31), round=False)
 
 
 @op(

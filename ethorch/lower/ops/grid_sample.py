@@ -36,16 +36,12 @@ _COORDINATE = {"INT8": 20, "INT16": 14}
 _FINEST = 20
 
 
-def _constant(b: Builder, value: Value, number: int) -> Value:
-    return b.const(np.full((1,) * value.rank, number, np.int32))
-
-
 class _IntegerTensor:
     def __init__(self, b: Builder, value: Value):
         self.b, self.value = b, value
 
     def _with(self, name: str, operand: _IntegerTensor | int, **attrs: Any) -> _IntegerTensor:
-        y = _constant(self.b, self.value, operand) if isinstance(operand, int) else operand.value
+        y = self.b.const_like(self.value, operand) if isinstance(operand, int) else operand.value
         return _IntegerTensor(self.b, self.b.emit(name, self.value, y, **attrs))
 
     def __add__(self, operand: _IntegerTensor | int) -> _IntegerTensor:
@@ -117,7 +113,7 @@ def _map(b: Builder, x: QTensor, zero: int | float) -> tuple[Value, int]:
 
 def _lerp(b: Builder, first: Value, second: Value, part: Value, bits: int) -> Value:
     change = b.emit("MUL", b.emit("SUB", second, first), part, shift=0)
-    return b.emit("ADD", b.emit("MUL", first, _constant(b, first, 1 << bits), shift=0), change)
+    return b.emit("ADD", b.emit("MUL", first, b.const_like(first, 1 << bits), shift=0), change)
 
 
 def check_grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, align: bool) -> Reason | None:

@@ -75,7 +75,7 @@ def check_operands(*indices: Any) -> Reason | None:
 
 def count_from_end(b: Builder, index: QTensor, extent: int) -> QTensor:
     """Add ``extent`` to the negative elements of a computed index, which PyTorch counts from the end."""
-    zero, least, size = (b.const(np.full((1,) * index.value.rank, number, np.int32)) for number in (0, -1, extent))
+    zero, least, size = (b.const_like(index.value, number) for number in (0, -1, extent))
     sign = b.emit("MAXIMUM", b.emit("MINIMUM", index.value, zero), least)
     return QTensor(b.emit("SUB", index.value, b.emit("MUL", sign, size, shift=0)), index.dims, index.q)
 

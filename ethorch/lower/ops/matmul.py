@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import Node
 
@@ -69,7 +68,7 @@ def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
     def subtract(value: Value, subtrahend: Value) -> Value:
         return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), subtrahend)
 
-    half = b.const(np.full((1,) * value.rank, 128, np.int32))
+    half = b.const_like(value, 128)
     high = b.rescale(subtract(value, half), 1 / 256, dtype="INT8")
     return high, b.rescale(subtract(value, b.rescale(high, 256.0, dtype="INT32")), 1.0, output_zp=-128, dtype="INT8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,9 +166,7 @@ def _reciprocal_root(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
 
 
 def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int) -> Value:
-    def constant(number: int) -> Value:
-        return b.const(np.full((1,) * square.rank, number, np.int32))
-
+    constant = partial(b.const_like, square)
     v = square
     if shift > 0:
         v = b.emit("LOGICAL_LEFT_SHIFT", v, constant(shift))
@@ -181,7 +180,7 @@ def _add_epsilon(b: Builder, square: Value, shift: int, epsilon: int, least: int
 def _in_two_parts(b: Builder, root: Value, mantissas: Mantissas, bits: int) -> tuple[Value, Value]:
     # INT32 r and rest with r + rest / 128 = root / 2**(bits - h), where h is the exponent of ``mantissas``.
     most = bits - _ROOT_BITS  # of h, for which 128 * r fits 32 bits
-    exponent = b.emit("MINIMUM", mantissas.exponent, b.const(np.full((1,) * root.rank, most, np.int32), name="most"))
+    exponent = b.emit("MINIMUM", mantissas.exponent, b.const_like(root, most, name="most"))
     both = replace(mantissas, exponent=exponent).multiply(b, root, most)
     r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
     rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))

@@ -59,10 +59,7 @@ class Threshold:
 
     def emit(self, b: Builder, x: QTensor, step: float) -> Value:
         value = b.rescale(x.value, _PARTS, input_zp=x.qparams.zp, dtype="INT32")
-
-        def constant(number: int) -> Value:
-            return b.const(np.full((1,) * value.rank, number, np.int32), name="threshold")
-
+        constant = functools.partial(b.const_like, value, name="threshold")
         if self.dead:
             inside = b.emit("MAXIMUM", b.emit("MINIMUM", value, constant(self.dead)), constant(-self.dead))
             value = b.emit("SUB", value, inside)

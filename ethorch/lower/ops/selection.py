@@ -26,7 +26,7 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
         return b.operand(x, out)
-    zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
+    zero = b.const_like(x.value, 0)
     total = b.emit("ADD", b.to_int32(x).value, zero)
     return QTensor(b.requantize(total, x.qparams.step, out, largest=x.qparams.code_count), x.dims, out)
 

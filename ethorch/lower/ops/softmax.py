@@ -61,7 +61,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
         span = min(65535.0, _LOWEST_EXPONENT / step)
         bounds = [-span, -span / 4, 0.0]
         if span < _SHORT_SPAN:  # the table's RESCALE by 65536 / span / 4 would overflow int32
-            below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
+            below = b.emit("MAXIMUM", below, b.const_like(value, -round(_SHORT_SPAN)))
             last = piece_before(0.0, 1.0)  # 0 must be an entry, because exp between entries is not linear
             bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
         codes = tabulate(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / one, dtype="INT16")
@@ -74,8 +74,8 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
     # The constant is computed, because Vela supports constants only as operands.
-    nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
-    codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
+    nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const_like(value, 0), shift=0)
+    codes = b.emit("ADD", nothing, b.const_like(value, code))
     return b.rescale(codes, 1.0, dtype=out.dtype)
 
 
@@ -94,7 +94,7 @@ def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8
         return tabulate(b, e.sums, lambda v: e.one / v, bounds, unit, dtype=dtype), unit
     mantissas = Mantissas.of(b, e.sums, 2)
     if least > 1:
-        bound = b.const(np.full((1,) * e.sums.rank, exponent_of(lowest, 2), np.int32), name="bound")
+        bound = b.const_like(e.sums, exponent_of(lowest, 2), name="bound")
         mantissas = replace(mantissas, exponent=b.emit("MINIMUM", mantissas.exponent, bound))
     # 1 / sum = 2**h * look-up / 2**30
     if int8:
@@ -174,8 +174,8 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     mantissas = Mantissas.of(b, e.sums, 2)
     offset = 15 * math.log(2) - math.log(e.one)
     log = mantissas.look_up_precisely(b, lambda m: np.log(m) + offset, bits)
-    doublings = b.emit("SUB", b.const(np.full((1,) * log.rank, 16, np.int32)), mantissas.exponent)
-    step_of_log = b.const(np.full((1,) * log.rank, round(math.log(2) / fraction), np.int32))
+    doublings = b.emit("SUB", b.const_like(log, 16), mantissas.exponent)
+    step_of_log = b.const_like(log, round(math.log(2) / fraction))
     log = b.emit("ADD", log, b.emit("MUL", doublings, step_of_log, shift=0))
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 

@@ -52,7 +52,7 @@ def _root(b: Builder, square: Value, unit: float, out: QParams) -> Value:
         root = mantissas.divide(b, b.rescale(mantissas.look_up(b, np.sqrt), 2.0**14, dtype="INT32"))
         return b.requantize(root, math.sqrt(2 * unit) * 2 / 32767, out)
     root = mantissas.divide(b, mantissas.look_up_precisely(b, np.sqrt, 30))
-    is_positive = b.emit("MINIMUM", square, b.const(np.ones((1,) * square.rank, np.int32)))
+    is_positive = b.emit("MINIMUM", square, b.const_like(square, 1))
     return b.requantize(b.emit("MUL", root, is_positive, shift=0), math.sqrt(2 * unit) / 2.0**15, out)
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ethorch.lower.builder import float_functions as f
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
@@ -28,7 +26,7 @@ from ethorch.tosa.ir import Value
 def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
     scale = x.qparams.step / 6 / unit
     fine = 2.0 ** math.floor(29 - math.log2(max(32768 * scale, 0.5 / unit)))
-    middle = b.const(np.full((1,) * x.value.rank, round(0.5 / unit * fine), np.int32))
+    middle = b.const_like(x.value, round(0.5 / unit * fine))
     return b.rescale(b.emit("ADD", b.rescale(x.value, scale * fine, dtype="INT32"), middle), 1 / fine, dtype="INT16")
 
 
