@@ -239,7 +239,7 @@ def test_an_index_of_the_largest_leaves_the_npu_as_int32() -> None:
 
 
 def test_the_reason_is_the_truest_one() -> None:
-    """Of an index that is int64 too, the missing GATHER comes first."""
+    """An index that is also int64 is refused because GATHER is missing."""
 
     class Both(nn.Module):
         def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.indices import merge_dims, side_by_side
+from ethorch.lower.ops.indices import draw_count_from_end, merge_dims, side_by_side
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite
 
@@ -75,10 +75,7 @@ def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], value
     shape = shape_of(x)
     number: Node | None = None
     for extent, index in zip(shape[dims[0] :], computed_indices, strict=False):
-        position = _int32(s, index)
-        position = s(
-            aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position
-        )  # negative positions count from the end
+        position = draw_count_from_end(s, _int32(s, index), extent)
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     added = add_at_index(s, merge_dims(s, x, *dims), dims[0], number, values)

@@ -6,7 +6,6 @@ Operators on plain integers compute in int32. If only one operand is quantized, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,14 +189,13 @@ def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> Q
 def _multiply_in_parts(b: Builder, n: QTensor, x: QTensor, out: QParams) -> QTensor:
     # n is high * 2**15 + low. The products with both parts are at most 2**29. If the first term is limited, the sum saturates,
     # because the second is at most half of it.
-    number = partial(b.const_like, n.value)
-    high = b.emit("ARITHMETIC_RIGHT_SHIFT", n.value, number(15), round=True)
-    low = b.emit("SUB", n.value, b.emit("MUL", high, number(1 << 15), shift=0))
-    unit, terms, dims = out.step / 128, [], n.dims
+    (number, codes), dims = b.align(n, x)
+    high = b.emit("ARITHMETIC_RIGHT_SHIFT", number, b.const_like(number, 15), round=True)
+    low = b.emit("SUB", number, b.emit("MUL", high, b.const_like(number, 1 << 15), shift=0))
+    wide = b.rescale(codes, 1.0, input_zp=x.qparams.zp, dtype="INT32")
+    unit, terms = out.step / 128, []
     for part, factor, most in ((high, 2.0**15, 2.0**29), (low, 1.0, 2.0**28)):
-        (pv, xv), dims = b.align(QTensor(part, n.dims, None), x)
-        term = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), pv, shift=0)
-        scale = factor * x.qparams.step / unit
+        term, scale = b.emit("MUL", wide, part, shift=0), factor * x.qparams.step / unit
         if 2.0**29 * scale > most:
             term = b.limit(term, int(most / scale))
         terms.append(b.rescale(term, scale, dtype="INT32"))

@@ -134,8 +134,8 @@ def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     ones = b.const_like(yv, 1)
     if yv.is_const:
         assert yv.data is not None
-        half = b.const(((1 << yv.data.astype(np.int64)) >> 1).astype(np.int32))
-        least = b.const((((1 << yv.data.astype(np.int64)) >> 1) - (1 << 31)).astype(np.int32))
+        halves = (1 << yv.data.astype(np.int64)) >> 1
+        half, least = b.const(halves.astype(np.int32)), b.const((halves - (1 << 31)).astype(np.int32))
     else:
         power = b.emit("LOGICAL_LEFT_SHIFT", b.const(np.ones(yv.shape, np.int32)), yv)
         half = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", power, ones), ones, round=True)

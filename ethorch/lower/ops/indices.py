@@ -80,8 +80,15 @@ def count_from_end(b: Builder, index: QTensor, extent: int) -> QTensor:
     return QTensor(b.emit("SUB", index.value, b.emit("MUL", sign, size, shift=0)), index.dims, index.q)
 
 
-def is_counted_from_end(node: Node) -> bool:
-    """Return True for the ``where`` with which ``merge_indices`` wraps negative indices."""
+def draw_count_from_end(s: AtenBuilder, index: Node, extent: int) -> Node:
+    """Add ``extent`` to the negative elements of an index."""
+    if (constant := attribute(s.model, index)) is not None:
+        return s.constant(torch.remainder(constant, extent))
+    return s(aten.where.self, s(aten.lt.Scalar, index, 0), s(aten.add.Tensor, index, extent), index)
+
+
+def is_count_from_end(node: Node) -> bool:
+    """Return True for the result of ``draw_count_from_end``."""
     condition = node.args[0] if node.target is aten.where.self else None
     return isinstance(condition, Node) and condition.target is aten.lt.Scalar and condition.args == (node.args[2], 0)
 
@@ -133,11 +140,7 @@ def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node
         return None
     number: Node | None = None
     for extent, index in zip(shape_of(x)[dims[0] :], merged_indices, strict=False):
-        if (constant := attribute(s.model, index)) is not None:
-            position = s.constant(torch.remainder(constant, extent))
-        else:
-            position = as_int32(s, index) or index
-            position = s(aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position)
+        position = draw_count_from_end(s, as_int32(s, index) or index, extent)
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     return merge_dims(s, x, *dims), dims[0], number

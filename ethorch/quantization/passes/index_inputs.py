@@ -17,7 +17,7 @@ from ethorch.lower.fx.node import is_float, is_in_place, is_int64, tensor_of
 from ethorch.lower.ops.arithmetic import add, sub
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.compare import COMPARISONS
-from ethorch.lower.ops.indices import is_counted_from_end
+from ethorch.lower.ops.indices import is_count_from_end
 from ethorch.lower.ops.rounding import integer_remainder, remainder
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.spec import find
@@ -265,7 +265,7 @@ def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[i
 
 
 def _is_offset(node: Node) -> bool:
-    return (find(node.target) in (add, sub) and _with_constant(node)) or is_counted_from_end(node)
+    return (find(node.target) in (add, sub) and _with_constant(node)) or is_count_from_end(node)
 
 
 def _with_constant(node: Node) -> bool:

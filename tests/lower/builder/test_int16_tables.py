@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch.lower.builder.int16_tables import FAR
+from ethorch.lower.builder.int16_tables import FAR, pieces
 from tests.helpers.every_code import computed, q, traced
 
 STEEP: dict[str, tuple[Any, float, float, int]] = {  # the function, the largest input and output, tables
@@ -35,6 +35,14 @@ def test_no_code_is_further_off_than_the_function_goes_in_one(name: str) -> None
     known = np.isfinite(wanted[:-1]) & np.isfinite(near[:-1])
     assert known.sum() > 16000
     assert (np.abs(found - wanted[:-1]) <= np.maximum(FAR, near[:-1]) + 2)[known].all()
+
+
+@pytest.mark.parametrize("periods", [16, 32, 64, 128])
+def test_differences_of_entries_fit_int16(periods: int) -> None:
+    """Between entries, the NPU stores the slope of an oscillating function in 16 bits."""
+    codes = 32767 * np.sin(2 * np.pi * periods * np.arange(-32768, 32769) / 32768)
+    for piece in pieces(codes, -32768, 32767):
+        assert np.abs(np.diff(piece.entries.astype(np.int32))).max() <= 32767
 
 
 def test_a_function_that_jumps_a_few_times_is_exact() -> None:

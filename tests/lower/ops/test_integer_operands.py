@@ -84,6 +84,20 @@ def test_arithmetic_saturates(target: str, scheme: str) -> None:
                 assert 0.9 * expected.abs().max() < output.abs().min() and torch.equal(output.sign(), expected.sign()), (name, n)
 
 
+class Quotient(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return n / x
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_large_dividend_that_does_not_saturate_is_refused(target: str) -> None:
+    torch.manual_seed(0)
+    samples = [(100 * torch.rand(1, 8, 8) + 0.01, numbers(n)) for n in (1, 1000)]
+    program = ethorch.compile(Quotient(), samples[0], calibration=samples, settings=ethorch.Settings(target=target, scheme="a16w8"))
+    assert [row["id"] for row in program.to_json()["cpu"]] == ["div.integer_dividend"]
+    assert torch.allclose(program(*samples[1]), Quotient()(*samples[1]), rtol=0.2)
+
+
 class Shifts(nn.Module):
     def forward(self, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         return n >> 1, n >> 16, n >> 30, n >> 31, n >> m, torch.sub(n, n, alpha=1 << 31)
