@@ -205,11 +205,10 @@ class Expected:
         """Iterate over the samples of an item, which may be a batch."""
         for reading, label in _iterate_readings(item):
             inputs = self._order_keywords(reading)
-            is_single = isinstance(inputs, Mapping) and len(self.example) == 1
-            inputs = trees.order_like(inputs, self.example[0] if is_single else self.example)
-            if inputs is None:
+            example = self.example[0] if isinstance(inputs, Mapping) and len(self.example) == 1 else self.example
+            if not trees.has_keys_of(inputs, example):
                 continue
-            leaves = trees.leaves(inputs)
+            leaves = trees.leaves(trees.order_like(inputs, example))
             tensors: list[Any] = [_array(leaf) if self.of_arrays else _tensor(leaf) for leaf in leaves if _is_array(leaf)]
             if len(tensors) != len(self.tensors) or len(leaves) not in (len(tensors), self.leaves):
                 continue

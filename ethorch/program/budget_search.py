@@ -210,7 +210,7 @@ class _Search:
                 base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
-        raised = raise_unset_modules(search.raised, settings)
+        raised = assign_16_bits(search.raised, settings)
         if not raised:
             return before
         change = f"16 bits for {', '.join(raised)}"
@@ -218,7 +218,7 @@ class _Search:
         return candidate if _sqnr_db(candidate) > _sqnr_db(before) else before
 
 
-def raise_unset_modules(names: Sequence[str], settings: Settings) -> dict[str, str]:
+def assign_16_bits(names: Sequence[str], settings: Settings) -> dict[str, str]:
     """Return the scheme ``a16w8`` for the modules in ``names`` whose scheme is not set."""
     return {name: "a16w8" for name in names if not any(name == fixed or name.startswith(f"{fixed}.") for fixed in settings.modules)}
 

@@ -159,7 +159,7 @@ class Program:
         """
         import torch
 
-        flat = trees.leaves(self._order(self._positional(inputs, keywords)))
+        flat = trees.leaves(self._positional(inputs, keywords))
         record, host = self._record, host_of(self)
         if record.selection is not None:
             part, filled = select(self, flat)
@@ -184,51 +184,44 @@ class Program:
                 )
 
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        if not keywords:
+        if keywords:
+            user = self._record.model
+            if user is None:
+                raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
+            names = user.input_names[len(inputs) :]
+            if set(keywords) != set(names):
+                raise HostError(
+                    f"expected the keyword inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
+                    f"The program has {count_noun(len(self.inputs), 'input')}."
+                )
+            inputs = (*inputs, *(keywords[name] for name in names))
+        if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs) or (spec := self._structure(0)) is None:
             return inputs
-        user = self._record.model
-        if user is None:
-            raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
-        names = user.input_names[len(inputs) :]
-        if set(keywords) != set(names):
-            raise HostError(
-                f"expected the keyword inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
-                f"The program has {count_noun(len(self.inputs), 'input')}."
-            )
-        return (*inputs, *(keywords[name] for name in names))
-
-    def _order(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs):
-            return inputs
-        example = self._input_structure()
-        ordered: tuple[Any, ...] | None = inputs if example is None else trees.order_like(inputs, example)
-        if ordered is None:
-            raise HostError(f"expected inputs with the keys of the example inputs, {example}, got other keys.")
+        arguments, by_name = spec.unflatten([f"input {number}" for number in range(spec.num_leaves)])
+        example = (*arguments, *by_name.values())
+        if not trees.has_keys_of(inputs, example):
+            leaves, build = trees.flatten(inputs)
+            actual = build([f"input {number}" for number in range(len(leaves))])
+            raise HostError(f"expected inputs with the keys of the example inputs, {example}, got {actual}.")
+        ordered: tuple[Any, ...] = trees.order_like(inputs, example)
         return ordered
 
-    def _input_structure(self) -> tuple[Any, ...] | None:
+    def _nest(self, outputs: list[Any]) -> Any:
+        spec = self._structure(1)
+        if spec is not None and spec.num_leaves == len(outputs):
+            return spec.unflatten(outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _structure(self, number: int) -> Any:
         structure = self._record.description.structure
-        if structure is None or not structure[0]:
+        if structure is None or not structure[number]:
             return None
         from torch.utils import _pytree as pytree
 
         try:
-            spec = pytree.treespec_loads(structure[0])
-            arguments, keywords = pytree.tree_unflatten([f"input {number}" for number in range(spec.num_leaves)], spec)
+            return pytree.treespec_loads(structure[number])
         except Exception:  # an unregistered type, or an incompatible version of torch
             return None
-        return (*arguments, *keywords.values())
-
-    def _nest(self, outputs: list[Any]) -> Any:
-        structure = self._record.description.structure
-        if structure is not None and structure[1]:
-            from torch.utils import _pytree as pytree
-
-            try:
-                return pytree.tree_unflatten(outputs, pytree.treespec_loads(structure[1]))
-            except Exception:  # an unregistered type, or an incompatible version of torch: return flattened outputs
-                pass
-        return outputs[0] if len(outputs) == 1 else outputs
 
     # saving -----------------------------------------------------------------------------------------------------------
 
@@ -424,7 +417,7 @@ class Program:
             etdump=True,
             machine=lambda payload: runtime.npu_machine(payload, None, by_payload.get(payload)),
         )
-        flat = trees.leaves(record.as_taken(inputs))
+        flat = trees.leaves(record.as_taken(self._positional(inputs, {})))
         for _ in range(runs):
             traced(*flat)
         inspector = traced.inspector(etrecord)

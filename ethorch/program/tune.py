@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ethorch.models.load import UserModel, in_eval_mode
-from ethorch.program.budget_search import raise_unset_modules
+from ethorch.program.budget_search import assign_16_bits
 from ethorch.program.build import build_program, single_method
 from ethorch.program.compile import Model, compile, user_model
 from ethorch.program.program import Program
@@ -143,7 +143,7 @@ def _search_modules(
             base=CONFIGS[settings.scheme](False),
             progress=lambda _: step(),
         )
-    raised = raise_unset_modules(mixed.raised, settings)
+    raised = assign_16_bits(mixed.raised, settings)
     return Tuning(user, settings.with_(modules={**settings.modules, **raised}), mixed, mixed.reached)
 
 

@@ -32,17 +32,24 @@ def leaves(nest: Any) -> list[Any]:
     return flatten(nest)[0]
 
 
-def order_like(nest: Any, example: Any) -> Any:
-    """Return the nest with the mappings in the order of ``example``, or None if their keys differ."""
+def has_keys_of(nest: Any, example: Any) -> bool:
+    """Return True if mappings at the same place have the same keys."""
     if isinstance(nest, Mapping) and isinstance(example, Mapping):
-        if nest.keys() != example.keys():
-            return None
-        ordered = {key: order_like(nest[key], part) for key, part in example.items()}
-        return None if any(ordered[key] is None is not nest[key] for key in nest) else ordered
-    if type(nest) in (list, tuple) and isinstance(example, (list, tuple)) and len(nest) == len(example):
-        parts = [order_like(value, part) for value, part in zip(nest, example, strict=True)]
-        return None if any(part is None is not value for part, value in zip(parts, nest, strict=True)) else type(nest)(parts)
-    return nest
+        return nest.keys() == example.keys() and all(has_keys_of(nest[key], part) for key, part in example.items())
+    if _are_sequences(nest, example):
+        return all(map(has_keys_of, nest, example))
+    return True
+
+
+def order_like(nest: Any, example: Any) -> Any:
+    """Return the nest with mappings in the order of ``example``, whose keys must be the same."""
+    if isinstance(nest, Mapping) and isinstance(example, Mapping):
+        return {key: order_like(nest[key], part) for key, part in example.items()}
+    return type(nest)(map(order_like, nest, example)) if _are_sequences(nest, example) else nest
+
+
+def _are_sequences(nest: Any, example: Any) -> bool:
+    return type(nest) in (list, tuple) and isinstance(example, (list, tuple)) and len(nest) == len(example)
 
 
 def _builder(nest: Any, leaves: list[Any]) -> Callable[[Any], Any]:

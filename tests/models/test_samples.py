@@ -108,7 +108,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_the_label_is_the_outermost_subfolder(tmp_path: Path) -> None:
-    """As in a data set with ``class/images/file``. A class without files counts; hidden files and folders do not."""
+    """The files are ``class/images/file``. A class without files has an index. Hidden files and folders are ignored."""
     names = ("ant/images/a.npy", "cat/images/c.npy", "cat/d.npy", ".checkpoints/a.npy", "cat/.checkpoints/c.npy", "cat/._d.npy")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
