@@ -110,7 +110,7 @@ def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) 
 
 
 def _is_transposed(program: Subject, call: Call) -> bool:
-    """Return the argument ``transposed`` of ``aten::convolution``, or False for other operators."""
+    # the seventh argument of aten::convolution
     return base_name(call.operator) == "convolution" and len(call.args) > 6 and bool(program.method.values[call.args[6]].number)
 
 

@@ -35,7 +35,7 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """A weight observer with one scale per output channel.
 
-    If bias / (input scale x weight scale) exceeds half the accumulator's range, the channel's scale is increased and a
+    If bias / (input scale x weight scale) exceeds half the range of biases, the channel's scale is increased and a
     warning is logged.
 
     Args:
@@ -103,7 +103,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
 
     def fit_bias(self, scale: Tensor) -> Tensor:
-        """Increase scales until bias / (input scale x weight scale) fits in half the accumulator's range."""
+        """Increase scales until bias / (input scale x weight scale) fits in half the range of biases."""
         needed = torch.zeros_like(scale)
         for bias, (observer,) in self.uses:
             limit = float(1 << _BIAS_BITS.get(observer.dtype, 30))
@@ -113,7 +113,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         if bool(short.any()):
             channels = torch.nonzero(short).flatten().tolist()
             logger.warning(
-                "%s: bias / (input scale x weight scale) exceeds half the accumulator's range in channels %s. The weight "
+                "%s: bias / (input scale x weight scale) exceeds half the range of biases in channels %s. The weight "
                 "scales of these channels are multiplied by up to %.3g, so that the bias fits. [bias.accumulator]",
                 self.name or "a weight",
                 channels[:8],

@@ -210,7 +210,7 @@ def test_a_bias_beyond_the_accumulator_is_said_and_made_to_fit(caplog: pytest.Lo
     assert all(
         x in caplog.text
         for x in (
-            "linear_weight: bias / (input scale x weight scale) exceeds half the accumulator's range in channels [0]",
+            "linear_weight: bias / (input scale x weight scale) exceeds half the range of biases in channels [0]",
             "[bias.accumulator]",
         )
     )

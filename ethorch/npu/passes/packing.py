@@ -39,7 +39,7 @@ class _Neighbors:
 
 
 def pack(segments: Sequence[Segment], permits: Sequence[Permit]) -> Packing:
-    """Return a packing of the segments that is no larger than the current packing."""
+    """Return a packing of the segments that is at most as large as the current packing."""
     return _Packer(segments, permits).search()
 
 

@@ -75,7 +75,7 @@ def _check_transfer(facts: Facts, index: int) -> Iterator[Rejection]:
 
 
 def _share_bytes(facts: Facts, read: Run, written: Run) -> bool:
-    """Return True if a transfer writes bytes that it reads, except if it copies one range of bytes onto itself."""
+    # A transfer may copy one range of bytes onto itself.
     if read.region != written.region or read.low >= written.high or written.low >= read.high:
         return False
     form = facts.prepared.form if facts.prepared else None
