@@ -64,17 +64,20 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     is_integer = is_plain(x)
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
-        text = "expected a quantized tensor or a constant as divisor, got an integer tensor"
         raise b.refuse(
-            "div.integer_divisor", text, "Convert the divisor to float in the model, and quantize the operator's module."
+            "div.integer_divisor",
+            "expected a quantized tensor or a constant as divisor, got an integer tensor",
+            "Convert the divisor to float in the model, and quantize the operator's module.",
         )
     is_wide = is_integer and x.qparams.reach > _MOST_DIVIDEND
     if is_wide:
         bound = out.qparams.reach * y.qparams.reach + 1  # larger integers saturate the result
         if (largest := min(bound, x.qparams.reach)) > _MOST_WIDE_DIVIDEND:
-            text = f"integers up to {largest:,.0f} affect the quotient; expected at most {_MOST_WIDE_DIVIDEND:,}"
-            remedy = "Convert the dividend to float in the model, and quantize the operator's module."
-            raise b.refuse("div.integer_dividend", text, remedy)
+            raise b.refuse(
+                "div.integer_dividend",
+                f"integers up to {largest:,.0f} affect the quotient; expected at most {_MOST_WIDE_DIVIDEND:,}",
+                "Convert the dividend to float in the model, and quantize the operator's module.",
+            )
         x = b.limit_integers(x, bound)
     if is_wide or "INT16" in (x.qparams.dtype, y.qparams.dtype):
         return _divide_in_two_steps(b, x, y, out.qparams)
