@@ -32,8 +32,7 @@ def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Arra
 
     Raises:
         IndexError: An index is out of range.
-        ZeroDivisionError: A divisor is 0.
-        OverflowError: A loop exceeds the iteration limit.
+        ArithmeticError: A divisor, shift amount or iteration count is invalid.
     """
     arrays: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
     last = {id(value): number for number, op in enumerate(graph.ops) for value in op.operands}
@@ -281,7 +280,18 @@ def _intdiv(a: Attrs, x: Array, y: Array) -> Array:
     return np.asarray(np.sign(wide) * np.sign(y) * (np.abs(wide) // np.abs(y.astype(np.int64))))
 
 
+def _check_shifts(amounts: Array, most: int) -> None:
+    if amounts.size and not 0 <= amounts.min() <= amounts.max() <= most:
+        raise ArithmeticError(f"expected shift amounts in 0..{most}, got {amounts.min()}..{amounts.max()}")
+
+
+def _logical_left_shift(a: Attrs, x: Array, y: Array) -> Array:
+    _check_shifts(y, 31)
+    return np.asarray(x << y)
+
+
 def _arithmetic_right_shift(a: Attrs, x: Array, y: Array) -> Array:
+    _check_shifts(y, x.itemsize * 8 - 1)
     result = x >> y
     if a["round"]:
         result = result + ((y > 0) & (((x >> np.maximum(y - 1, 0)) & 1) == 1)).astype(x.dtype)
@@ -289,6 +299,7 @@ def _arithmetic_right_shift(a: Attrs, x: Array, y: Array) -> Array:
 
 
 def _logical_right_shift(a: Attrs, x: Array, y: Array) -> Array:
+    _check_shifts(y, 31)
     unsigned = x.view(f"u{x.dtype}")
     return np.asarray(unsigned >> y.astype(unsigned.dtype)).view(x.dtype)
 
@@ -361,7 +372,7 @@ MEANING: Mapping[str, Callable[..., Array]] = {
     "ABS": lambda a, x: np.abs(x),
     "NEGATE": _negate,
     "CLZ": _clz,
-    "LOGICAL_LEFT_SHIFT": lambda a, x, y: x << y,
+    "LOGICAL_LEFT_SHIFT": _logical_left_shift,
     "LOGICAL_RIGHT_SHIFT": _logical_right_shift,
     "ARITHMETIC_RIGHT_SHIFT": _arithmetic_right_shift,
     "BITWISE_AND": lambda a, x, y: x & y,

@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 _MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits per delegate. CPU time does not depend on other processes.
 _DISTANCES = (0, 1, 2, 4)  # distances from the wrong operator to try before the whole graph
 _NARROW = ("INT8", "INT16", "BOOL")  # dtypes that are cheap to copy
-_MOST_RANDOM_INT32 = 8  # exclusive upper limit of random int32 inputs, which may be indices into short axes
+#: Exclusive upper limits of random (int8 and int16, int32) inputs. None is the range of the dtype. Inputs may be shift amounts,
+#: or indices into short axes. A graph without a result for these inputs uses the next entry.
+_LIMITS = ((None, 8), (None, 1), (8, 8), (1, 1))
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,9 @@ def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
     has_loop = any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops)
     if has_loop or len(lowered.inputs) != len(lowered.compiled.inputs):
         return None
-    for most in (_MOST_RANDOM_INT32, 1):
+    for narrow, wide in _LIMITS:
         generator = np.random.default_rng(0)
-        arrays = [as_bytes(_random(value, generator, most)) for value in lowered.inputs]
+        arrays = [as_bytes(_random(value, generator, narrow, wide)) for value in lowered.inputs]
         try:
             return arrays, [as_bytes(x) for x in interpreter.run(source, delegate_arrays(lowered, arrays))]
         except (ArithmeticError, IndexError):
@@ -103,10 +105,12 @@ def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
     return None
 
 
-def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
-    bits = {"INT8": 8, "INT16": 16}.get(value.dtype)
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if bits else (0, 2 if value.dtype == "BOOL" else most)
-    return generator.integers(low, high, value.shape).astype(DTYPES[value.dtype])
+def _random(value: Value, generator: np.random.Generator, narrow: int | None, wide: int) -> Array:
+    if value.dtype in ("INT8", "INT16") and narrow is None:
+        numbers = np.iinfo(DTYPES[value.dtype])
+        return generator.integers(numbers.min, numbers.max + 1, value.shape).astype(numbers.dtype)
+    most = {"INT8": narrow, "INT16": narrow, "BOOL": 2}.get(value.dtype, wide)
+    return generator.integers(0, most, value.shape).astype(DTYPES[value.dtype])
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:

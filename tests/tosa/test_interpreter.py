@@ -133,6 +133,16 @@ def test_numbers_element_by_element(dtype: str) -> None:
     compared(b, element_by_element(b, x, y, small), [drawn(rng, dtype, 40, 30), drawn(rng, dtype, 40, 30), shifts])
 
 
+@pytest.mark.parametrize("amount", [-1, 32])
+@pytest.mark.parametrize("name", ["LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "ARITHMETIC_RIGHT_SHIFT"])
+def test_shift_amounts_out_of_range_have_no_result(name: str, amount: int) -> None:
+    b = Builder()
+    x, n = b.input("x", (3,), "INT32"), b.input("n", (3,), "INT32")
+    b.graph.outputs.append(b.emit(name, x, n, **({"round": False} if name.startswith("ARITHMETIC") else {})))
+    with pytest.raises(ArithmeticError, match=rf"shift amounts in 0\.\.31, got .*{amount}"):
+        interpreter.run(b.graph, [np.ones(3, np.int32), np.array([0, amount, 5], np.int32)])
+
+
 def test_arithmetic_of_int32() -> None:
     rng, b = np.random.default_rng(0), Builder()
     x, y, d = (b.input(name, (40, 30), "INT32") for name in ("x", "y", "d"))

@@ -147,9 +147,24 @@ def refuse(*arguments: object) -> None:
 @pytest.mark.parametrize("dtype", ["INT8", "INT16", "INT32", "BOOL"])
 def test_random_inputs_use_the_range_of_their_dtype(dtype: str) -> None:
     value = Builder().input("x", (100, 100), dtype)
-    drawn = repair._random(value, np.random.default_rng(0), 8)
+    drawn = repair._random(value, np.random.default_rng(0), None, 8)
     low, high = {"INT8": (-128, 127), "INT16": (-32768, 32767), "INT32": (0, 7), "BOOL": (0, 1)}[dtype]
     assert low <= drawn.min() <= low + 8 and high - 8 <= drawn.max() <= high
+
+
+class Shifts(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return x << n, x >> n
+
+
+@pytest.mark.parametrize("npu", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+def test_random_shift_amounts_have_a_result(dtype: torch.dtype, npu: str) -> None:
+    x, n = torch.arange(-50, 50).to(dtype), torch.arange(100).remainder(8).to(dtype)
+    program = ethorch.compile(Shifts(), (x, n), npu)
+    (delegate,) = record_of(program).build.delegates  # type: ignore[union-attr]
+    assert repair.random_inputs(delegate) is not None
+    assert all(map(torch.equal, program(x, n), Shifts()(x, n)))
 
 
 class Rows(nn.Module):
