@@ -18,6 +18,7 @@ from ethorch.support.errors import QuantizationError
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
 _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
+_LEAST_EXPONENT = -100  # of the histogram's reach, because the reciprocal of a denormal bin width overflows
 _NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
 #: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
@@ -166,7 +167,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         """Double the bin width until the histogram covers the magnitude ``largest``, and add ``values`` to the histogram."""
         seen = self.seen
         if largest > seen.reach:
-            reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
+            reach = 2.0 ** max(math.ceil(math.log2(largest)), _LEAST_EXPONENT) if largest > 0 else 0.0
             for _ in range(round(math.log2(reach / seen.reach)) if seen.reach else 0):
                 merged = self.histogram.reshape(-1, 2).sum(1)
                 self.histogram.zero_()
@@ -178,10 +179,10 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             seen.nonzero += float((values != 0).sum())
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point), as tensors with one element each.
+        """Return (scale, zero point) as one-element tensors.
 
         Raises:
-            QuantizationError: No value was observed.
+            QuantizationError: No value was observed, or the scale overflows float32.
         """
         if self.leader is not None:
             if self.statistics:
@@ -209,6 +210,12 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             low, high = max(low, least), min(high, most)
             low = min(low, high)  # because the softmax of one element is always 1
             self._qparams = self._calculate_centered(low, high) or self._calculate_qparams(torch.tensor(low), torch.tensor(high))
+            if not self._qparams[0].isfinite().all():
+                raise QuantizationError(
+                    "calibration.overflow",
+                    f"{self.name or 'a tensor'}: expected a range whose width is at most {torch.finfo(torch.float32).max:.4g}, got "
+                    f"{low:.4g} to {high:.4g}. Divide the inputs of the model by a constant, or clamp the values in the model.",
+                )
         return self._qparams
 
     def _calculate_centered(self, low: float, high: float) -> tuple[Tensor, Tensor] | None:

@@ -142,6 +142,19 @@ def test_infinity_is_left_out_and_empty_and_zero_tensors_are_fine() -> None:
     assert float(observed([torch.empty(0)]).calculate_qparams()[0]) > 0
 
 
+@pytest.mark.parametrize("tensors", [[1e-42], [1e-42, 1.0], [1e-42, 5.0, 1e37]])
+def test_denormal_and_huge_values_are_counted(tensors: list[float]) -> None:
+    observer = observed([torch.tensor([0.0, x]) for x in tensors])
+    assert float(observer.histogram.sum()) == 2 * len(tensors)
+    assert max(tensors) <= ends(observer)[1] <= max(2.6 * max(tensors), 1e-4)
+
+
+@pytest.mark.parametrize("method", ["mse", "minmax", "percentile"])
+def test_a_range_beyond_float32_is_an_error(method: str) -> None:
+    with pytest.raises(QuantizationError, match=r"got -3e\+38 to 3e\+38.*clamp .*\[calibration\.overflow\]"):
+        observed([torch.tensor([-3e38, 3e38])], method=method).calculate_qparams()
+
+
 def test_what_is_moved_more_than_once_is_observed_once() -> None:
     """A pooled tensor has smaller extremes; taken for another input, they look like a spread, and the range grows by it."""
 
