@@ -152,6 +152,10 @@ def test_stages_are_added_taken_out_and_changed() -> None:
         made.pop_stage("check_not.exir")
     with pytest.raises(EthorchError, match="expected a new stage identifier, got 'export'"):
         made.add_stage(made.tester.export)
+    count = len(made.stages)
+    for position in (count, -count - 1):
+        with pytest.raises(EthorchError, match=f"expected a position from {-count} to {count - 1}, or .* got {position}"):
+            made.pop_stage(position)
     with pytest.raises(EthorchError, match=r"expected pos .* got 99"):
         made.add_stage(made.tester.check, [], pos=99)
 

@@ -149,7 +149,12 @@ class BasePipeline(Generic[T]):
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
         """Remove and return the stage with the given position or identifier."""
-        return self._stages.pop(identifier if isinstance(identifier, int) else self.find_pos(identifier))
+        if isinstance(identifier, str):
+            return self._stages.pop(self.find_pos(identifier))
+        count = len(self._stages)
+        if not -count <= identifier < count:
+            raise EthorchError(f"expected a position from {-count} to {count - 1}, or a stage identifier, got {identifier}.")
+        return self._stages.pop(identifier)
 
     def find_pos(self, stage_id: str) -> int:
         """Return the position of a stage.
