@@ -1,4 +1,4 @@
-"""Read and write ``comparison.json`` in a saved folder. This file contains the comparison of each method with its models."""
+"""Read and write ``comparison.json``, which contains each method's comparison, in a saved folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.figures.typed import read_row, write_row
 from ethorch.program.comparison import Comparison, DelegateComparison, LayerComparison, OutputComparison
 from ethorch.program.facts import Accuracy
 from ethorch.support.errors import FormatError
-from ethorch.support.text_files import read_json
+from ethorch.support.text_files import check_format, read_json
 
 NAME = "comparison.json"
 _FORMAT = 1
@@ -33,7 +33,7 @@ def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
 
 
 def read_comparisons(folder: Path) -> dict[str, Comparison]:
-    """Return the comparison of each method, or an empty dict if the folder does not contain ``comparison.json``.
+    """Return the comparison of each method, or an empty dict if the folder has no ``comparison.json``.
 
     Raises:
         FormatError: The file is malformed, or a newer version of ethorch wrote it.
@@ -42,8 +42,7 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
     if not file.is_file():
         return {}
     data = read_json(file, "Save the program again.")
-    if data.get("format") != _FORMAT:
-        raise FormatError(f"{file}: expected format {_FORMAT}, got {data.get('format')!r:.60}. Install a newer version of ethorch.")
+    check_format(data.get("format"), _FORMAT, str(file), "Save the program again.")
     try:
         return {name: _comparison(method_data) for name, method_data in data["methods"].items()}
     except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:

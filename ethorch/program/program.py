@@ -477,7 +477,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return (method that fits the flattened inputs, padded inputs). See ``Record.choose``."""
+    """Return (fitting method, flattened and possibly padded inputs). See ``Record.choose``."""
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 

@@ -128,7 +128,7 @@ class Record:
         return copy
 
     def choose(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Return (method that fits the flattened inputs, padded inputs).
+        """Return (fitting method, flattened and possibly padded inputs).
 
         Raises:
             HostError: No method accepts the shapes.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ethorch.support.errors import FormatError
-from ethorch.support.text_files import read_json
+from ethorch.support.text_files import check_format, read_json
 
 IN_FOLDER = "program.json"
 #: Key in ``program.json`` of all methods except the first. Each entry contains only values that differ from the first method's.
@@ -47,9 +47,9 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
     file = Path(path)
     if file.is_dir():
         file = file / IN_FOLDER
-    data = read_json(file, "Use the output of `ethorch compile --json`.")
-    if data.get("format", 1) != 1:
-        raise FormatError(f"{file}: expected format 1, got {data['format']!r}. Install a newer ethorch.")
+    remedy = "Use the output of `ethorch compile --json`."
+    data = read_json(file, remedy)
+    check_format(data.get("format", 1), 1, str(file), remedy)
     if missing := {"target", "layers", "memory", "versions"} - data.keys():
         raise FormatError(f"{file}: expected the result of Program.to_json, got data without {', '.join(sorted(missing))}.")
     others = data.pop(OTHERS, {})

@@ -56,8 +56,16 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
     return content
 
 
+def check_format(version: Any, expected: int, label: str, remedy: str) -> None:
+    """Raise FormatError if a file's format is not ``expected``. ``remedy`` is for malformed values."""
+    if version != expected:
+        newer = isinstance(version, int) and version > expected
+        remedy = "Install a newer ethorch." if newer else remedy
+        raise FormatError(f"{label}: expected format {expected}, got {shorten(version)}. {remedy}")
+
+
 def parse_toml(text: str, label: str) -> dict[str, Any]:
-    """Parse TOML text, called ``label`` in messages. Raise FormatError if the text is not TOML."""
+    """Parse TOML text, called ``label`` in messages, or raise FormatError."""
     try:
         return tomllib.loads(text)
     except RecursionError:

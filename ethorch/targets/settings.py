@@ -17,7 +17,7 @@ import tomli_w
 
 from ethorch.support.errors import BoardError, FormatError, SpecError, unknown_name
 from ethorch.support.keywords import suggest_keywords
-from ethorch.support.text_files import parse_toml, read_text
+from ethorch.support.text_files import check_format, parse_toml, read_text
 from ethorch.support.wording import shorten
 from ethorch.targets.boards import Board, NpuSlot
 from ethorch.targets.boards import load as load_board
@@ -413,11 +413,9 @@ class Settings:
         """
         try:
             data = parse_toml(text, name)
+            check_format(data.pop("format", FORMAT), FORMAT, name, f"Use `format = {FORMAT}`.")
         except FormatError as error:
             raise SpecError(str(error)) from None
-        version = data.pop("format", FORMAT)
-        if version != FORMAT:
-            raise SpecError(f"{name} has format {shorten(version)}; expected format {FORMAT}. Install a newer ethorch.")
         for field_name in ("board", "stream"):
             file = data.get(field_name)
             if folder is not None and isinstance(file, str) and isfile(folder / file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -14,6 +15,7 @@ import ethorch
 from ethorch import cli
 from ethorch.program.comparison import Comparison
 from ethorch.program.measure import example_comparison
+from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError
 from tests.support.test_text_files import check, damaged
 
@@ -138,13 +140,26 @@ def test_a_large_model_is_left_out_in_a_sentence(
     program = compiled(target="ethos-u85-256")
     folder = program.save(tmp_path / "net")
     with pytest.raises(
-        EthorchError, match=r"multiply-accumulates \(maximum for a comparison: 1,000\)\. Run `ethorch compare MODEL`"
+        EthorchError, match=r"multiply-accumulates \(maximum for all methods: 1,000\)\. Run `ethorch compare MODEL`"
     ):
         ethorch.load(folder).compare()
     assert cli.main(["compare", str(folder)]) == 1
     assert "multiply-accumulates" in capsys.readouterr().err
     expected = program.compare()
     assert ethorch.load(program.save(tmp_path / "net")).compare() == expected, "what was computed before is saved"
+
+
+def test_a_large_method_does_not_keep_a_later_one_from_being_compared(
+    two_methods: ethorch.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copy.deepcopy(two_methods)
+    for name in copied.methods:
+        record_of(copied[name]).measured.clear()
+    monkeypatch.setattr(example_comparison, "MAX_MACS", 1000)
+    loaded = ethorch.load(copied.save(tmp_path / "net"))
+    with pytest.raises(EthorchError, match=r"the comparisons would run [\d,]+ multiply-accumulates"):
+        loaded["encode"].compare()
+    assert loaded["head"].compare().samples == 1
 
 
 def test_a_file_has_no_comparison_to_save(program: ethorch.Program, tmp_path: Path) -> None:
@@ -178,5 +193,8 @@ def test_damaged_and_newer_files_are_refused(program: ethorch.Program, tmp_path:
         verdicts.add(check(lambda: str(ethorch.load(tmp_path / "net").compare()), str(tmp_path)))
     assert verdicts == {True, False}
     file.write_text(json.dumps({**good, "format": 2}))
-    with pytest.raises(EthorchError, match=r"expected format 1, got 2"):
+    with pytest.raises(EthorchError, match=r"expected format 1, got 2\. Install a newer ethorch"):
+        ethorch.load(tmp_path / "net")
+    file.write_text(json.dumps({**good, "format": None}))
+    with pytest.raises(EthorchError, match=r"expected format 1, got None\. Save the program again"):
         ethorch.load(tmp_path / "net")

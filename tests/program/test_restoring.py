@@ -78,5 +78,5 @@ def test_damaged_and_newer_folders_are_refused(program: ethorch.Program, tmp_pat
     settings = tmp_path / "net" / "settings.toml"
     assert settings.read_text().startswith("format = 1\n")
     settings.write_text(settings.read_text().replace("format = 1", "format = 2"))
-    with pytest.raises(EthorchError, match="has format 2; expected format 1"):
+    with pytest.raises(EthorchError, match="expected format 1, got 2"):
         ethorch.load(tmp_path / "net")

@@ -7,7 +7,7 @@ from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from ethorch.support.exclusive import exclusive
 
-#: Maximum size of a model, summed over all methods, for which saving a folder computes the comparison.
+#: Maximum size of all methods that saving a folder compares.
 MAX_MACS, MAX_OPERATORS = 5_000_000_000, 2_000
 _KEY = "comparison"
 
@@ -43,11 +43,16 @@ def comparisons_to_save(record: Record) -> dict[str, Comparison]:
         part = record[name]
         comparison = find_comparison(part)
         if comparison is None:
-            macs += part.mac_count
-            operators += 0 if part.partition is None else part.partition.npu_operators + len(part.partition.refusals)
-            comparison = _compute_comparison(part, macs, operators)
+            total = macs + part.mac_count, operators + _operator_count(part)
+            comparison = _compute_comparison(part, *total)
+            if comparison.samples:
+                macs, operators = total
         comparisons[name] = comparison
     return comparisons
+
+
+def _operator_count(record: Record) -> int:
+    return 0 if record.partition is None else record.partition.npu_operators + len(record.partition.refusals)
 
 
 def _compute_comparison(record: Record, macs: int, operators: int) -> Comparison:
@@ -57,7 +62,7 @@ def _compute_comparison(record: Record, macs: int, operators: int) -> Comparison
         return _omit_comparison("the model has no inputs")
     for number, limit, unit in ((macs, MAX_MACS, "multiply-accumulates"), (operators, MAX_OPERATORS, "operators")):
         if number > limit:
-            return _omit_comparison(f"the model has {number:,} {unit} (maximum for a comparison: {limit:,})")
+            return _omit_comparison(f"the comparisons would run {number:,} {unit} (maximum for all methods: {limit:,})")
     try:
         return example_comparison(record)
     except EthorchError as error:
