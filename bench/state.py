@@ -122,7 +122,7 @@ class Costs:
     Attributes:
         state_bytes: RAM of the mutable buffers.
         planned_bytes: RAM of the whole memory plan, including buffers.
-        moved_bytes: Bytes per call that CPU operators write, and that ExecuTorch's delegate copies to and from its memory.
+        moved_bytes: Bytes per call that CPU operators write, and that ExecuTorch's EthosUBackend copies to and from its memory.
         cpu_cycles: CPU cycles to move these bytes, estimated by ``figures.cpu_rates``.
         firmware_bytes: RAM of generated firmware: arena and tensors.
         firmware_moved_bytes: ``moved_bytes`` for generated firmware.

@@ -95,7 +95,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
 
     Args:
         payloads: Payloads of the delegates. The estimate includes copies of all payload inputs and outputs, as made by ExecuTorch's
-            delegate. Generated firmware avoids most of these copies.
+            EthosUBackend. Generated firmware avoids most of these copies.
         npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
     """
     ends = set(_find_end_transposes(layers))

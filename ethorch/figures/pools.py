@@ -16,8 +16,7 @@ class Pools:
 
     Attributes:
         method_pool_bytes: Method allocator. See ``figures.method_pool``.
-        delegate_bytes: Additional bytes of the method allocator for ethorch's Cortex-M delegate. Arm's delegate uses the heap
-            instead.
+        delegate_bytes: Additional bytes of the method allocator for ethorch's EthosUBackend. Arm's uses the heap instead.
         temporary_pool_bytes: Temporary allocator (largest of scratch region, kernel memory and kernel lookup).
         planned_bytes: Buffers in the memory plan, in order.
         io_bytes: Inputs and outputs that the application allocates, outside the memory plan.
@@ -46,7 +45,7 @@ class Pools:
         planned = ", ".join(f"{size:,}" for size in self.planned_bytes) or "none"
         rows = [
             ("method pool", f"{self.method_pool_bytes:,}"),
-            ("method pool, ethorch's delegate", f"{self.delegate_bytes:,}"),
+            ("method pool, ethorch's EthosUBackend", f"{self.delegate_bytes:,}"),
             ("temporary pool", f"{self.temporary_pool_bytes:,}"),
             ("planned buffers", planned),
             ("unplanned inputs and outputs", f"{self.io_bytes:,}"),

@@ -50,8 +50,8 @@ class DecodeCost:
         constant_bytes: Size of the constants encoded by Vela: weights, lookup tables, embeddings.
         state_bytes: Size of the mutable buffers.
         copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.
-            ExecuTorch's delegate copies all mutable buffers.
-        arena_bytes: Size of the feature maps, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
+            ExecuTorch's EthosUBackend copies all mutable buffers.
+        arena_bytes: Size of the feature maps, including copies of mutable buffers, as allocated by ExecuTorch's EthosUBackend.
         cpu: Number of calls to each CPU kernel.
         operators: Cost by PyTorch operator, most expensive first. If an operator has weights, its key includes the last part of the
             module path.

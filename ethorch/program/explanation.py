@@ -77,7 +77,7 @@ class State:
         size_bytes: RAM that the buffer occupies, excluding copies in the scratch region.
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
         where: Delegates (and the CPU) that access the buffer, e.g. ``("NPU 0", "CPU")``.
-        to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies to and from the NPU's memory in each call.
+        to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's EthosUBackend copies to and from the NPU's memory in each call.
         id, reason, remedy: Stable identifier, text and remedy of the reason why the buffer is float or is copied in each call.
         in_place: Whether the NPU reads the buffer in place in generated firmware and in the simulator.
     """
@@ -260,7 +260,7 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
     return replace(row, id=reason.id, reason=reason.text, remedy=reason.remedy)
 
 
-_IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's delegate copies it"
+_IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's EthosUBackend copies it"
 
 
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:

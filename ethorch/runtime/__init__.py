@@ -1,4 +1,4 @@
-"""Run a .pte in this process with ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
+"""Run a .pte in this process with ExecuTorch's runtime, ethorch's EthosUBackend and the NPU simulator.
 
 ``__init__.pyi`` lists the public names. Each name is imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Run programs in this process, with ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
+"""Run programs in this process, with ExecuTorch's runtime, ethorch's EthosUBackend and the NPU simulator.
 
 ExecuTorch's CPU kernels compute operators outside delegates.
 """

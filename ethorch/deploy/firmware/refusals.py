@@ -9,7 +9,7 @@ from ethorch.formats.pte_types import JumpFalse, Method
 from ethorch.support.errors import EthorchError
 
 #: Remedy, as the end of a sentence.
-REMEDY = "run the program in ExecuTorch's runtime with ethorch's delegate for Cortex-M (docs/guides/firmware.md)."
+REMEDY = "run the program in ExecuTorch's runtime with ethorch's EthosUBackend for Cortex-M (docs/guides/firmware.md)."
 
 
 def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> None:

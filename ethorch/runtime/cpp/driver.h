@@ -1,4 +1,4 @@
-// The interface between ExecuTorch's delegate and an NPU, which runs a payload. Each platform implements these functions:
+// The interface between EthosUBackend and an NPU, which runs a payload. Each platform implements these functions:
 // driver_host.cpp for the host, deploy/firmware/cpp/driver_ethosu.cpp for a Cortex-M.
 #pragma once
 

@@ -1,4 +1,4 @@
-// ExecuTorch's delegate on a Cortex-M: implements runtime/cpp/driver.h with c/ethosu.c. ExecuTorch's temporary allocator provides
+// EthosUBackend on a Cortex-M: implements runtime/cpp/driver.h with c/ethosu.c. ExecuTorch's temporary allocator provides
 // the scratch region, and its method allocator provides a few words for each delegate. The code uses no heap and no exceptions, and
 // has one static constructor.
 
