@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +38,8 @@ __all__ = [
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
+    if arguments is None:
+        atexit.register(gc.freeze)  # otherwise, the collections at exit take 10% of a short command's time
     try:
         with reduce_collection():
             words = list(sys.argv[1:] if arguments is None else arguments)
