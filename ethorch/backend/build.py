@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from ethorch.backend.emit import reasons
 from ethorch.backend.emit.build import Build
 from ethorch.backend.emit.write import write_pte
-from ethorch.lower.fx.outputs import with_serializable_outputs
 from ethorch.lower.fx.states import with_codes
+from ethorch.lower.fx.structure import with_serializable_structure
 from ethorch.lower.state_buffer import StateBuffer
 from ethorch.models.load import Inputs
 from ethorch.models.open_sizes import list_unlimited_dims
@@ -60,8 +61,17 @@ def build_pte(
     states: tuple[StateBuffer, ...] = ()
     with stage("compile"), delay_collection():
         if isinstance(quantized, GraphModule):
-            quantized, states = with_codes(with_serializable_outputs(quantized), wide)
+            quantized, states = with_codes(with_serializable_structure(quantized), wide)
+            example_inputs = _structured_like(quantized, example_inputs)
         return replace(_lower(quantized, example_inputs, spec, etrecord, shared, dynamic_shapes), states=states)
+
+
+def _structured_like(module: GraphModule, inputs: Inputs) -> Inputs:
+    structure = getattr(module, "_in_spec", None)
+    if structure is None:
+        return inputs
+    arguments, keywords = pytree.tree_unflatten(pytree.tree_leaves(inputs), structure)
+    return (*arguments, *keywords.values())
 
 
 def _lower(

@@ -228,7 +228,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows. If an operator is listed with several reasons, only its first row is included."""
+    """Return the first row of each operator."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:

@@ -150,7 +150,8 @@ class Program:
         several inferences, whose outputs are concatenated along the first dimension.
 
         Returns:
-            The outputs, in the model's output structure if it is known. Quantized outputs are not dequantized.
+            The outputs, in the model's output structure if it is known. Named tuples become tuples. Quantized outputs are not
+            dequantized.
 
         Raises:
             HostError: The number, dtype or shape of the inputs is wrong, or the outputs of several inferences cannot be
@@ -477,7 +478,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return (fitting method, flattened and possibly padded inputs). See ``Record.choose``."""
+    """See ``Record.choose``."""
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 

@@ -111,11 +111,7 @@ class Record:
         return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Record:
-        """Return the record of another method in the file.
-
-        Raises:
-            HostError: The method does not exist.
-        """
+        """See ``Program.__getitem__``."""
         if method not in self.methods_by_name:
             self.with_method(Record(self.pte, method, settings=self.settings, sources=self.sources))
         result: Record = self.methods_by_name[method]

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ethorch.lower.fx.constant_values import ConstantValues
 from ethorch.lower.fx.node import shape_of_values
 from ethorch.lower.fx.sequences import short_sequences
+from ethorch.lower.fx.structure import serializable
 from ethorch.models.open_sizes import in_structure
 from ethorch.models.user_code import at, convert_user_errors, first_sentence
 from ethorch.support.errors import QuantizationError, UserCodeError
@@ -54,12 +55,13 @@ def check_module(module: nn.Module, inputs: Any) -> None:
     """Check for properties that cause unclear errors in torch.export and torch.fx.
 
     Raises:
-        QuantizationError: A float tensor is not float32 (reason ``quantize.dtype``), or torch.fx cannot write the name of a
-            submodule or tensor as code (reason ``quantize.name``).
+        QuantizationError: A float tensor is not float32, torch.fx cannot write the name of a submodule or tensor as code, or
+            PyTorch cannot serialize a key of a dict.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
     check_float32((f"input {number}", tensor.dtype) for number, tensor in enumerate(tensors))
+    serializable(pytree.tree_structure(inputs))
     for name, _ in (*module.named_modules(), *module.named_parameters(), *module.named_buffers()):
         if any(character in '"\\' or not character.isprintable() for character in name):
             raise QuantizationError(
@@ -69,7 +71,8 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Raise QuantizationError (reason ``quantize.empty``) if all outputs of the program are empty."""
+    """Raise QuantizationError if all outputs are empty, or for an unsupported key or output."""
+    serializable(program.call_spec.out_spec)
     values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
@@ -123,6 +126,8 @@ def _remedy(error: Exception) -> str:
         return " Use torch operators instead of NumPy in forward."
     if "pack_padded" in text or "pad_packed" in text or "PackedSequence" in text:
         return " Pass padded tensors to the recurrent layer, and mask its outputs, because packed sequences have no fixed shape."
+    if "not a known type" in text:
+        return " Return tensors, tuples and dicts, or register a dataclass with torch.export.register_dataclass."
     return ""
 
 
