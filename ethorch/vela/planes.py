@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,9 +76,14 @@ def with_planes(
                 settings[op.offset] = dict(zip(DMA_REGISTERS, values, strict=True))
     commands, offsets = with_registers(model.command_stream, program, settings, instead=instead)
     tables = with_offsets(_of_reference(model.tables, planar, reference, planes), offsets.__getitem__)
-    tables, saved, products = _estimate(tables, copied, turning, spec)
+    tables, saved = _estimate(tables, copied, turning, spec)
     before = model.performance
-    performance = replace(before, total_cycles=before.total_cycles - saved, mac_count=before.mac_count - products)
+    performance = replace(
+        before,
+        npu_cycles=before.npu_cycles - saved["npu_cycles"],
+        total_cycles=before.total_cycles - saved["op_cycles"],
+        mac_count=before.mac_count - saved["mac_count"],
+    )
     return replace(model, command_stream=commands, performance=performance, load_tables=lambda: tables)
 
 
@@ -105,21 +111,22 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
 
 def _estimate(
     tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
-) -> tuple[Tables, int, int]:
+) -> tuple[Tables, Counter[str]]:
     header, rows = tables["perf"]
     slow = spec.memory_system.arena_area
-    saved, products, estimated = 0, 0, []
+    saved, estimated = Counter[str](), []
     for row in rows:
         cells = dict(zip(header, row, strict=True))
+        changes: dict[str, int] = {}
         if cells["name"] in copied:
             cycles = math.ceil(copied[cells["name"]] / spec.bytes_per_cycle[slow])
-            saved += int(cells["op_cycles"]) - cycles
-            cells |= {"op_cycles": str(cycles), "npu_cycles": "0", f"{slow}_ac": str(cycles)}
+            changes |= {"op_cycles": cycles, "npu_cycles": 0, f"{slow}_ac": cycles}
         if cells["name"] in turning:
-            products += int(cells["mac_count"])
-            cells["mac_count"] = "0"
+            changes["mac_count"] = 0
+        saved.update({name: int(cells[name] or 0) - value for name, value in changes.items()})
+        cells |= {name: str(value) for name, value in changes.items()}
         estimated.append([cells[name] for name in header])
-    return {**tables, "perf": (header, estimated)}, saved, products
+    return {**tables, "perf": (header, estimated)}, saved
 
 
 def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:

@@ -75,6 +75,10 @@ def test_vela_copies_the_picture_first() -> None:
     assert reads_planes(program)
     assert copy.cycles == -(-3 * 96 * 96 // 12)
     (delegate,) = record_of(program).build.delegates
+    rows, performance = delegate.compiled.rows(), delegate.performance
+    assert sum(row.npu_cycles for row in rows) == performance.npu_cycles
+    assert sum(row.op_cycles for row in rows) == performance.total_cycles
+    assert sum(row.macs for row in rows) == performance.mac_count
     operations = Program(delegate.compiled.command_stream, delegate.compiled.constants).operations()
     assert next(op.name for op in operations if op.name.startswith("NPU_OP_") and "WAIT" not in op.name) == "NPU_OP_DMA_START"
 
