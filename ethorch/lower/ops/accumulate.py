@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.indices import draw_count_from_end, merge_dims, side_by_side
+from ethorch.lower.ops.indices import flatten_indices, merge_dims, side_by_side
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite
 
@@ -73,10 +73,6 @@ def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], value
     if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):
         return None
     shape = shape_of(x)
-    number: Node | None = None
-    for extent, index in zip(shape[dims[0] :], computed_indices, strict=False):
-        position = draw_count_from_end(s, _int32(s, index), extent)
-        number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
-    assert number is not None
+    number = flatten_indices(s, shape[dims[0] : dims[1] + 1], [_int32(s, index) for index in computed_indices])
     added = add_at_index(s, merge_dims(s, x, *dims), dims[0], number, values)
     return None if added is None else s(aten.reshape.default, added, list(shape))

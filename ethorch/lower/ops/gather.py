@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
-from ethorch.lower.fx.aten_builder import AtenBuilder
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.indices import (
     MOST_PIECES,
     as_int32,
@@ -163,7 +163,9 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
-        return s(aten.index.Tensor, merged, [*[None] * dim, number])
+        rows, places = shape_of(merged), shape_of(number)
+        selected = s(aten.index_select.default, merged, dim, s(aten.reshape.default, number, [-1]))
+        return s(aten.reshape.default, selected, [*rows[:dim], *places, *rows[dim + 1 :]])
     narrow = [as_int32(s, index) for index in indices]
     if not any(narrow):
         return None

@@ -36,7 +36,7 @@ def runs(index: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
-    """Return (first, step) of positions with a constant step of at least 2, or None for other positions."""
+    """Return (first, step) of positions with a constant step of at least 2, or None."""
     step = places[1] - places[0] if len(places) > 1 else 0
     return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
 
@@ -55,7 +55,7 @@ def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int 
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:
-    """Return a constant index as an array, or None if the index is not constant."""
+    """Return an index as an array, or None if it is not constant."""
     if isinstance(index, np.ndarray):
         return index
     data = index.value.data if isinstance(index, QTensor) else None
@@ -81,7 +81,7 @@ def count_from_end(b: Builder, index: QTensor, extent: int) -> QTensor:
 
 
 def draw_count_from_end(s: AtenBuilder, index: Node, extent: int) -> Node:
-    """Add ``extent`` to the negative elements of an index."""
+    """Add ``extent`` to negative elements of an index."""
     if (constant := attribute(s.model, index)) is not None:
         return s.constant(torch.remainder(constant, extent))
     return s(aten.where.self, s(aten.lt.Scalar, index, 0), s(aten.add.Tensor, index, extent), index)
@@ -94,7 +94,7 @@ def is_count_from_end(node: Node) -> bool:
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
-    """Cast a computed int64 index to int32. Return None for other indices, or if the target lacks GATHER."""
+    """Cast a computed int64 index to int32. Return None for other indices, or without GATHER."""
     # Without GATHER, the operator runs on the CPU, whose kernels require int64.
     is_constant = not isinstance(index, Node) or index.op == "get_attr"
     if is_constant or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
@@ -103,7 +103,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the int32 cast of ``x`` that was inserted for a GATHER or SCATTER, or None if ``x`` has no such cast."""
+    """Return the int32 cast of ``x`` inserted for a GATHER or SCATTER, or None."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:
@@ -115,7 +115,7 @@ def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
 
 
 def side_by_side(indices: Sequence[Any]) -> tuple[int, int] | None:
-    """Return the first and last indexed dim, or None if a dim between them is not indexed."""
+    """Return the first and last indexed dim, or None if they enclose another dim."""
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     return (indexed_dims[0], indexed_dims[-1]) if indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1)) else None
 
@@ -125,10 +125,21 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
     return s(aten.reshape.default, x, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
 
 
-def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
+def flatten_indices(s: AtenBuilder, extents: Sequence[int], indices: Sequence[Node], from_end: bool = False) -> Node:
+    """Return row-major positions in dims of sizes ``extents``. If ``from_end`` is set, they may count from the end."""
+    number: Node | None = None
+    for extent, index in zip(extents, indices, strict=True):
+        # If the first index is negative, so is the sum, which then counts from the end of the merged dims.
+        position = index if from_end and number is None else draw_count_from_end(s, index, extent)
+        number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
+    assert number is not None
+    return number
+
+
+def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], from_end: bool = False) -> tuple[Node, int, Node] | None:
     """Merge integer indices of several adjacent dims, and return (merged x, merged dim, index).
 
-    Return None if all indices are constant or cannot be merged.
+    Return None if all indices are constant or cannot be merged. See ``flatten_indices``.
     """
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:
@@ -138,9 +149,5 @@ def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node
         index.meta["val"].dtype not in (torch.int32, torch.int64) for index in merged_indices
     ):
         return None
-    number: Node | None = None
-    for extent, index in zip(shape_of(x)[dims[0] :], merged_indices, strict=False):
-        position = draw_count_from_end(s, as_int32(s, index) or index, extent)
-        number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
-    assert number is not None
-    return merge_dims(s, x, *dims), dims[0], number
+    narrow = [as_int32(s, index) or index for index in merged_indices]
+    return merge_dims(s, x, *dims), dims[0], flatten_indices(s, shape_of(x)[dims[0] : dims[1] + 1], narrow, from_end)

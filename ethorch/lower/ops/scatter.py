@@ -191,7 +191,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     elif len(indexed_dims) == 1:
         flat_x, dim, number = x, indexed_dims[0], as_int32(s, first) or first
     else:
-        merged_dims = merge_indices(s, x, indices)
+        merged_dims = merge_indices(s, x, indices, from_end=True)
         if merged_dims is None:
             return None
         flat_x, dim, number = merged_dims

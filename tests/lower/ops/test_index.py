@@ -79,3 +79,20 @@ def test_an_index_that_is_computed_of_token_ids(target: str, dtype: torch.dtype)
         assert reasons == set()
     else:
         assert {("aten.embedding.default", "GATHER.absent"), ("aten.index.Tensor", "GATHER.absent")} <= reasons
+
+
+class Pairs(nn.Module):
+    def forward(self, x: Tensor, i: Tensor, j: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.arange(4)
+        return x[i, j], x[rows, j], torch.index_put(x, [i, j], v)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_merged_indices_count_from_the_end_once(dtype: torch.dtype) -> None:
+    x, v = torch.randn(2, 4, 5, 3, generator=torch.Generator().manual_seed(1)).unbind(0)
+    i, j = (torch.tensor(numbers, dtype=dtype) for numbers in ([0, -1, 2, -3], [-5, 4, -1, 0]))
+    built = checked(Pairs(), [(x, i, j, v[:, 0]), (x, i.flip(0), j.flip(0), v[:, 1])], "ethos-u85-256")
+    (delegate,) = built.delegates
+    # Two computed indices are read, one is read after a constant index, and the second of those written is merged with the first.
+    names = [op.name for op in delegate.source.ops]
+    assert (names.count("SELECT"), names.count("MINIMUM")) == (4, 1)
