@@ -171,6 +171,52 @@ def test_large_numbers_that_are_data_stay_numbers() -> None:
     assert sqnr_db(Offset()(*samples[0]), converted(Offset(), samples)(*samples[0])) > 30
 
 
+FILLS: dict[str, Any] = {
+    "result": lambda x: x.masked_fill(x > 0.5, -2e4),
+    "positive": lambda x: x.masked_fill(x > 0.5, 2e4),
+    "maximum": lambda x: torch.where(EMPTY, -1e4, x).amax(-1),
+    "compared": lambda x: torch.where(torch.where(x > 0.5, x, -1e4) > -5e3, 1.0, -1.0),
+    "product": lambda x: x + (x > 0.5).float() * -1e4,
+    "constant": lambda x: x + torch.zeros(N, N).masked_fill(FUTURE, -1e4),
+    "also read by a softmax": lambda x: torch.softmax(x.masked_fill(FUTURE, -1e4), -1) + x.masked_fill(FUTURE, -1e4),
+}
+EMPTY = FUTURE | (torch.arange(N) == 3)[:, None]
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config(), get_symmetric_a16w8_quantization_config()])
+def test_a_large_fill_that_other_operators_read_stays_a_number(fill: str, config: Any) -> None:
+    class Fill(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return FILLS[fill](x)  # type: ignore[no-any-return]
+
+    torch.manual_seed(2)
+    samples = [(torch.randn(N, N),) for _ in range(8)]
+    assert sqnr_db(Fill()(*samples[0]), converted(Fill(), samples, config)(*samples[0])) > 40
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: torch.softmax(torch.cat([x, torch.zeros(N, 1)], -1).view(1, N, N + 1) * 0.5, -1),
+        lambda x: torch.softmax(x - x.amax(-1, keepdim=True), -1),
+        torch.sigmoid,
+        lambda x: torch.relu(x.amax(-1)),
+        lambda x: torch.nn.functional.one_hot(x.argmax(-1), N).float(),
+        lambda x: torch.softmax(x.split(N // 2, 0)[1], -1),
+    ],
+    ids=["join", "shift", "sigmoid", "relu", "argmax", "split"],
+)
+def test_a_large_fill_whose_number_does_not_matter_is_a_mask(read: Any) -> None:
+    class Fill(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return read(x.masked_fill(FUTURE, -1e4))  # type: ignore[no-any-return]
+
+    torch.manual_seed(2)
+    samples = [(torch.randn(N, N),) for _ in range(8)]
+    assert sqnr_db(Fill()(*samples[0]), converted(Fill(), samples)(*samples[0])) > 30
+
+
 def test_a_module_left_in_float_keeps_its_numbers() -> None:
     class Fill(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

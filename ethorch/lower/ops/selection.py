@@ -75,7 +75,7 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 def _fill_rule(node: Any) -> QuantRule:
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
-    return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
+    return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) >= 1e9 else EACH_INPUT
 
 
 @op(

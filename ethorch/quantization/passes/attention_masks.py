@@ -28,10 +28,10 @@ aten = torch.ops.aten
 
 
 def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every mask that contains a number <= ``HUGE`` (-1e4) with ``masked_fill``, except in excluded nodes.
+    """Replace masks with ``masked_fill``, except in excluded nodes.
 
-    A range that includes such a number would leave no integer values for the scores. The ``masked_fill`` is placed
-    after operators that scale, add, concatenate or clamp the scores.
+    A mask contains a number <= -1e9, or <= ``HUGE`` (-1e4) if only operators like softmax read the result. Its range would leave
+    no integer values for the scores. The ``masked_fill`` is placed after operators that scale, add, concatenate or clamp scores.
     """
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None

@@ -5,6 +5,7 @@ A mask is the result of ``where`` or ``masked_fill``, or the product of a maskin
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,20 +18,22 @@ from ethorch.lower.fx.node import arguments, is_float, op_name, tensor_of
 from ethorch.lower.ops.arithmetic import mul, sub
 from ethorch.lower.ops.attention import MASKED
 from ethorch.lower.ops.cast import to
+from ethorch.lower.ops.clamp import relu
+from ethorch.lower.ops.extremes import argmax
 from ethorch.lower.ops.gather import embedding, gather, index, index_select
 from ethorch.lower.ops.joining import expand
 from ethorch.lower.ops.selection import masked_fill
 from ethorch.lower.ops.shape import identity, permute, view
 from ethorch.lower.ops.slicing import flip, roll, select, slice_
-from ethorch.lower.ops.softmax import log_softmax, softmax
+from ethorch.lower.ops.softmax import log_softmax, logsumexp, softmax
 from ethorch.lower.ops.spec import find
-from ethorch.lower.ops.unary import exp, rsub
+from ethorch.lower.ops.unary import exp, rsub, sigmoid, tanh
 
 aten = torch.ops.aten
 
-HUGE = -1e4  #: largest masking number
+HUGE = -1e4  #: largest masking number of values that only a softmax reads
 SUNK = HUGE / 2  #: upper limit of masked values after the addition of scores
-_BEYOND = -1e9  #: a masking number, also after multiplication by any nonzero factor
+_BEYOND = -1e9  #: masking number of all other values, because a range that contains it has no integer values for the rest
 _APART = 100.0  #: minimum ratio of the magnitudes of masking numbers to all other numbers
 #: Operators that only move elements.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
@@ -38,6 +41,8 @@ MOVERS = (view, permute, expand, slice_, select, flip, roll)
 PICKERS = (index, index_select, gather, embedding)
 #: Operators that return about 0 for masked scores.
 SOFTMAX = (softmax, log_softmax, exp)
+#: Operators whose result for values <= ``HUGE`` does not depend on the exact value.
+_READERS = (*SOFTMAX, logsumexp, sigmoid, tanh, relu, argmax)
 
 #: A bool node or constant.
 Truth = Node | torch.Tensor
@@ -65,11 +70,11 @@ def is_mask_fill(node: Node) -> bool:
     if find(node.target) is not masked_fill:
         return False
     value = node.args[2]
-    return isinstance(value, (int, float)) and value <= HUGE
+    return isinstance(value, (int, float)) and value <= _BEYOND
 
 
 def is_unified(arg: Any) -> bool:
-    """Return True if the argument is a ``masked_fill`` with ``MASKED``, the common form of all masks."""
+    """Return True if the argument is a ``masked_fill`` with ``MASKED``, the form of all masks."""
     return isinstance(arg, Node) and is_mask_fill(arg) and bool(arg.args[2] == MASKED)
 
 
@@ -89,10 +94,14 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return a number, or the maximum of a constant tensor, if the value is at most ``HUGE`` (-1e4). Return None otherwise."""
+    """Return a number, or the maximum of a constant tensor, if it masks in ``s.node``, or None."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
-    return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
+    return float(value) if isinstance(value, (int, float)) and _masks(s, value) else None
+
+
+def _masks(s: AtenBuilder, value: float) -> bool:
+    return value <= HUGE and (value <= _BEYOND or _only_softmax_reads(s.node))
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
@@ -109,7 +118,9 @@ def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
             return None
         value = constant.float()
     hidden = value <= HUGE
-    return Mask(hidden, value.masked_fill(hidden, 0.0)) if is_mask(value) or not hidden.any() else None
+    if hidden.any() and not (_masks(s, float(value[hidden].max())) and is_mask(value)):
+        return None
+    return Mask(hidden, value.masked_fill(hidden, 0.0))
 
 
 def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
@@ -137,12 +148,12 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     """Convert the product of a masking number and a tensor of zeros and ones to a mask. Return None for other products.
 
-    If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
+    If only a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
-        if value is not None and value <= HUGE and isinstance(factor, Node):
-            softens = _reaches_softmax(node)
+        if value is not None and _masks(s, value) and isinstance(factor, Node):
+            softens = _only_softmax_reads(node)
             hidden = _is_one(s, factor, softens=softens)
             if hidden is None and softens and value <= _BEYOND:
                 hidden = s(aten.gt.Scalar, factor, 0.5)
@@ -152,19 +163,19 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Match the product of a number >= ``-HUGE`` and a tensor of zeros and ones. Return the tensor as bool, or None on failure."""
+    """Return the tensor of zeros and ones that is multiplied by a number >= ``-HUGE``, as bool, or None."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
-        if value is not None and value >= -HUGE and isinstance(factor, Node):
-            return _is_one(s, factor, softens=_reaches_softmax(arg))
+        if value is not None and _masks(s, -value) and isinstance(factor, Node):
+            return _is_one(s, factor, softens=_only_softmax_reads(arg))
     return None
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Apply the data movement of ``node`` to the bool tensor of a mask. Return None if the movement is not supported.
+    """Apply the data movement of ``node`` to a mask's bool tensor, or return None if it is not supported.
 
     If ``node`` moves masked scores, the mask must have the full shape of the scores.
     """
@@ -246,17 +257,21 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
     return operand if s.number(minuend) == 1 and alpha == 1 and isinstance(operand, Node) else None
 
 
-def _reaches_softmax(node: Node) -> bool:
+def _only_softmax_reads(node: Node) -> bool:
+    # Operators that move or scale values are not readers. Their results are followed.
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
             spec = find(user.target) if user.op == "call_function" else None
-            if spec in SOFTMAX:
-                return True
-            if spec is not None and user not in seen and (spec.pointwise or spec in MOVERS):
-                seen.add(user)
-                waiting.append(user)
-    return False
+            if user in seen or spec in _READERS:
+                continue
+            rule = None if spec is None else spec.rule(user)
+            carries = spec is not None and rule is not None and (spec.pointwise or rule.output == "same" or rule.joins)
+            if not (is_float(user) and (carries or user.target is operator.getitem)):
+                return False
+            seen.add(user)
+            waiting.append(user)
+    return True
 
 
 # The following functions fold constants.
