@@ -238,8 +238,7 @@ class Scan:
         if rule.keeps_codes and not config.is_qat and list(inputs) == list(node.args[:1]) and not self.is_joined(node):
             return SharedQuantizationSpec((node.args[0], node))
         if rule.output == "fixed" and not qspec.is_dynamic:
-            assert rule.fixed_range is not None, f"{node.target} has no fixed range"
-            return fixed_spec(rule.fixed_range, qspec, config.is_qat)
+            return fixed_spec(rule, qspec, config.is_qat)
         return qspec
 
 

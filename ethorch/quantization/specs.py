@@ -16,6 +16,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.quantization.activation_observer import ActivationObserver, compute_range_qparams
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.weight_observer import WeightObserver
@@ -36,19 +37,20 @@ class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no 
     fixed_range: tuple[float, float] = (0.0, 1.0)
 
 
-def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """Return the spec of an output with a known range.
+def fixed_spec(rule: QuantRule, like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
+    """Return the spec of an output with the known range of ``rule``.
 
-    The known range limits the range of an ``ActivationObserver``. In training, and for other observers, it determines the
-    quantization parameters.
+    The range limits an ``ActivationObserver``. In training, and for other observers, it determines the quantization parameters.
 
     Args:
-        like: Spec of outputs without a known range. Its integer limits default to the limits of its dtype.
+        like: Spec of outputs without a known range. Its integer limits default to those of its dtype.
     """
+    codes = torch.iinfo(like.dtype)
+    assert rule.fixed_range is not None and rule.most_int8 is not None
+    fixed_range = (rule.fixed_range[0], rule.most_int8) if codes.bits == 8 else rule.fixed_range
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
         return FixedRangeSpec(**fields, fixed_range=fixed_range)
-    codes = torch.iinfo(like.dtype)
     low = codes.min if like.quant_min is None else like.quant_min
     high = codes.max if like.quant_max is None else like.quant_max
     scale, zero = compute_range_qparams(fixed_range, like.dtype, low, high)

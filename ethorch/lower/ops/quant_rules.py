@@ -42,6 +42,7 @@ class QuantRule:
         joins: Whether the output concatenates the inputs. If so, an input without other readers gets the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
+        most_int8: Highest value of an 8-bit ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
         domain: Range (minimum, maximum) of the first input on which the operator is defined.
         factors: Positions of the two operands of a matrix product, or None.
@@ -55,6 +56,7 @@ class QuantRule:
     joins: bool = False
     replaces: bool = False
     fixed_range: tuple[float, float] | None = None
+    most_int8: float | None = None
     is_threshold: bool = False
     domain: tuple[float, float] | None = None
     factors: tuple[int, int] | None = None
@@ -76,5 +78,5 @@ NOT_QUANTIZED = QuantRule(inputs=False, output="none")
 UNIT_DOMAIN = QuantRule(domain=(-1.0, 1.0))
 
 
-def fixed_output(low: float, high: float) -> QuantRule:
-    return QuantRule(output="fixed", fixed_range=(low, high))
+def fixed_output(low: float, high: float, most_int8: float | None = None) -> QuantRule:
+    return QuantRule(output="fixed", fixed_range=(low, high), most_int8=most_int8 or high)

@@ -113,7 +113,7 @@ def _halved_reciprocal(mantissa: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 
 @op(
     "aten.softmax.int",
-    quant=fixed_output(0.0, 255 / 256),
+    quant=fixed_output(0.0, 1.0, 255 / 256),
     floats=softmax_of_floats,
     samples=_SAMPLES,
     bound16=7,

@@ -185,6 +185,18 @@ def test_softmax_of_scores_of_any_size(name: str, largest: float) -> None:
     assert np.abs(found - out.quantize(wanted.ravel())).max() <= OPS[name].bound16
 
 
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, lambda x: x.softmax(-1)], ids=["sigmoid", "tanh", "softmax"])
+def test_one_is_the_highest_code(function: Any) -> None:
+    class Function(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)  # type: ignore[no-any-return]
+
+    made = quantized(Function(), [(100 * x,) for (x,) in samples((6, 16))], get_symmetric_a16w8_quantization_config())
+    assert made.module(*made.example).max() == 1
+    (found,) = reference(serialize(lowered_graph(made.program, "ethos-u55-128")), made.input_codes(made.example))
+    assert 32766 <= found.max() <= 32767
+
+
 @pytest.mark.parametrize("largest", [1e-30, 1.0, 1e30])
 def test_logsumexp_of_one_element_is_the_element(largest: float) -> None:
     b, x = traced(largest)
