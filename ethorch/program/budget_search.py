@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ethorch.models.load import UserModel
@@ -13,7 +13,7 @@ from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import budgets, fits, is_ram_possible, least_ram
 from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import mute_sample_warnings
-from ethorch.quantization.schemes import CONFIGS
+from ethorch.quantization.schemes import quantizer_for
 from ethorch.support import trees
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
@@ -204,23 +204,17 @@ class _Search:
         with stage("raise modules to 16 bits") as step, mute_sample_warnings():
             search = mixed_precision(
                 user.module,
-                settings.spec,
+                quantizer_for(settings, user.module),
                 list(user.calibration) or [user.example_inputs],
                 target_sqnr_db=least,
-                base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
-        raised = assign_16_bits(search.raised, settings)
-        if not raised:
+        if not search.raised:
             return before
+        raised = dict.fromkeys(search.raised, "a16w8")
         change = f"16 bits for {', '.join(raised)}"
         candidate = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
         return candidate if _sqnr_db(candidate) > _sqnr_db(before) else before
-
-
-def assign_16_bits(names: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return the scheme ``a16w8`` for the modules in ``names`` whose scheme is not set."""
-    return {name: "a16w8" for name in names if not any(name == fixed or name.startswith(f"{fixed}.") for fixed in settings.modules)}
 
 
 def _settings(record: Record) -> Settings:

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from ethorch.models.load import UserModel, in_eval_mode
-from ethorch.program.budget_search import assign_16_bits
 from ethorch.program.build import build_program, single_method
 from ethorch.program.compile import Model, compile, user_model
 from ethorch.program.program import Program
@@ -136,14 +135,13 @@ def _search_modules(
     with stage("raise modules to 16 bits") as step:
         mixed = mixed_precision(
             user.module,
-            settings.spec,
+            quantizer_for(settings, user.module),
             samples,
             target_sqnr_db=settings.min_sqnr_db if metric is None else least,
             metric=metric,
-            base=CONFIGS[settings.scheme](False),
             progress=lambda _: step(),
         )
-    raised = assign_16_bits(mixed.raised, settings)
+    raised = dict.fromkeys(mixed.raised, "a16w8")
     return Tuning(user, settings.with_(modules={**settings.modules, **raised}), mixed, mixed.reached)
 
 

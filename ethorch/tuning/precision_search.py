@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -131,7 +132,7 @@ class MixedPrecision:
 @quiet()
 def mixed_precision(
     model: nn.Module,
-    spec: EthosUCompileSpec,
+    spec: EthosUCompileSpec | EthosUQuantizer,
     samples: Sequence[Inputs],
     *,
     target_sqnr_db: float | None = None,
@@ -150,12 +151,12 @@ def mixed_precision(
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        spec: Compile spec for each step.
+        spec: Compile spec, or a configured quantizer, whose explicit settings are not changed.
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Upper limit for Vela's cycle estimate, without CPU operators. Modules whose steps exceed it are skipped.
         metric: Metric to use instead of SQNR. See ``ethorch.tuning.sensitivity``.
-        base: Quantization config of modules whose precision is not raised. Defaults to int8 with per-channel weights.
+        base: Global config if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         to: Higher precision: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
         judge: See ``ethorch.tuning.sensitivity``. The order of modules is always determined with ``"quantized"``.
@@ -173,7 +174,11 @@ def mixed_precision(
     if not samples:
         raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
     unit = "dB" if metric in (None, sqnr_db) else "metric"
-    base, metric = base or get_symmetric_quantization_config(), metric or lowest_sqnr_db
+    metric = metric or lowest_sqnr_db
+    if isinstance(spec, EthosUQuantizer):
+        quantizer, target = spec, EthosUCompileSpec.of(spec.compile_spec)
+    else:
+        quantizer, target = EthosUQuantizer(spec).set_global(base or get_symmetric_quantization_config()), spec
     graph = export_copy(model, samples[0])
     state = copy_state(graph)
     reference = compute_outputs(export_copy(graph, samples[0]), samples, state)
@@ -181,15 +186,24 @@ def mixed_precision(
 
     operators: set[str] = set()  # operators outside modules that can be raised
 
+    def with_raised(names: Sequence[str]) -> EthosUQuantizer:
+        result, settings = copy.copy(quantizer), quantizer.settings
+        result.settings = replace(settings, names=dict(settings.names), module_names=dict(settings.module_names))
+        for name in names:
+            (result.set_node_name if name in operators else result.set_module_name)(name, higher)
+        return result
+
+    def overrides_setting(name: str) -> bool:
+        before, after = (each.settings.match_explicit(graph) for each in (quantizer, with_raised([name])))
+        matches = [(before(node), after(node)) for node in graph.graph.nodes]
+        return any(old is not None and new is not None and new[0] is not old[0] for old, new in matches)
+
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
-        quantizer = EthosUQuantizer(spec).set_global(base)
-        for name in raised:
-            (quantizer.set_node_name if name in operators else quantizer.set_module_name)(name, higher)
-        prepared = prepare_pt2e(export_copy(graph, samples[0]), quantizer)
+        prepared = prepare_pt2e(export_copy(graph, samples[0]), with_raised(raised))
         compute_outputs(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
         reset(converted, state)
-        build = build_pte(converted, samples[0], spec)
+        build = build_pte(converted, samples[0], target)
         outputs = outputs_on_npu(build, converted, samples) if judge == NPU else compute_outputs(converted, samples, state)
         reset(converted, state)
         return converted, price(build, raised[-1] if raised else "", metric(reference, outputs))
@@ -203,13 +217,13 @@ def mixed_precision(
         progress(step)
     if not goal.accurate(step):
         with mute_sample_warnings():
-            order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
+            order = sensitivity(graph, with_raised(()), samples, metric, modules=modules)
             if order.interrupted:
                 raise KeyboardInterrupt
         operators |= {row.module for row in order.rows if row.operator}
         exported = {node.name for node in graph.graph.nodes}  # users cannot name operators created by passes
         for row in order.rows:
-            if row.operator and row.module not in exported:
+            if (row.operator and row.module not in exported) or overrides_setting(row.module):
                 continue
             with mute_sample_warnings():
                 candidate, step = attempt([*raised, row.module])

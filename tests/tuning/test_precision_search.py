@@ -8,6 +8,11 @@ import pytest
 import torch
 
 import ethorch
+from ethorch.arm.quantizer import (
+    EthosUQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
 from ethorch.support.errors import QuantizationError
 from tests.tuning.networks import MODULES, SAMPLES, SPEC, Fragile
 
@@ -89,3 +94,22 @@ def test_the_npu_itself_is_the_judge() -> None:
     assert found.best.metric == ethorch.sqnr_db(wanted, [program(*x) for x in SAMPLES])
     with pytest.raises(QuantizationError, match=r"\[accuracy\.judge\]"):
         ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=25, judge="desk")
+
+
+@pytest.mark.parametrize("to", ["int16", "float"])
+def test_the_settings_of_a_quantizer_apply_to_each_step_and_are_not_overridden(to: str) -> None:
+    quantizer = EthosUQuantizer(SPEC).set_global(get_symmetric_quantization_config())
+    quantizer.set_module_name("middle", get_symmetric_a16w8_quantization_config()).set_module_name("last", None)
+    before = dict(quantizer.settings.module_names)
+    found = ethorch.tuning.mixed_precision(Fragile(), quantizer, SAMPLES, target_sqnr_db=1000, to=to)
+    plain = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=1000, to=to, modules=[])
+    assert set(found.raised) <= {"first", "relu"} and "first" in found.raised
+    assert found.steps[0].metric > plain.steps[0].metric + 6 and found.steps[0].cpu_operators > plain.steps[0].cpu_operators
+    assert quantizer.settings.module_names == before
+
+
+def test_the_type_of_a_module_is_a_setting_too() -> None:
+    quantizer = EthosUQuantizer(SPEC).set_global(get_symmetric_quantization_config())
+    quantizer.set_module_type(torch.nn.Conv2d, get_symmetric_quantization_config(is_per_channel=False))
+    found = ethorch.tuning.mixed_precision(Fragile(), quantizer, SAMPLES, target_sqnr_db=1000)
+    assert not {"first", "middle.conv", "last"} & set(found.raised)
