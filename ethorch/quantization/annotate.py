@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ethorch.lower.fx.control_flow import is_control_flow
-from ethorch.lower.fx.node import is_float, is_in_place
+from ethorch.lower.fx.node import is_float, is_in_place, is_left_out
 from ethorch.lower.ops.quant_rules import Layer, QuantRule
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.quantization.bias_observer import BIAS
@@ -36,7 +36,7 @@ BRANCHES = "ethorch_branches"
 class Scan:
     def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
         self.model = model
-        self.config_of = config_of
+        self.config_of = lambda node: None if is_left_out(node) else config_of(node)
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
         self.ends: set[Node] = set()  # observed pointwise results, each of which starts a new chain
@@ -55,8 +55,11 @@ class Scan:
         share_states(self.model, nodes)
         if self.io and self.io.output_activation:
             output = self.model.graph.output_node()
-            inputs = {arg: self.edge(arg, self.io.output_activation) for arg in output.all_input_nodes if is_float(arg)}
-            output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
+            casts = list(filter(is_left_out, output.all_input_nodes))  # to float64 or bfloat16
+            for node in (*casts, output):
+                args = [arg for arg in node.all_input_nodes if is_float(arg) and arg not in casts]
+                inputs = {arg: self.edge(arg, self.io.output_activation) for arg in args}
+                node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
 
     def find_chains(self, nodes: list[Node]) -> None:
         """Find the input tensor of each chain of pointwise operators that becomes a lookup table.

@@ -19,7 +19,7 @@ from ethorch.formats import pte
 from ethorch.formats.boundary import Codes
 from ethorch.formats.pte_types import DTYPES, Chain, Method, Value
 from ethorch.formats.pte_writer import write
-from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, is_left_out, op_name
 from ethorch.support.errors import QuantizationError
 
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
@@ -80,6 +80,7 @@ def _quantize_input(node: Node, label: str, dtype: torch.dtype) -> None:
 
 
 def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
+    node = _before_cast(node)
     if op_name(node.target) not in DEQUANTIZE:
         raise QuantizationError(
             "io.float_use",
@@ -89,6 +90,11 @@ def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
     _check_type(node.args[5], dtype, label)
     codes: Node = node.args[0]  # type: ignore[assignment]
     return codes
+
+
+def _before_cast(node: Node) -> Node:
+    # ``convert_float_types`` inserts casts
+    return node.all_input_nodes[0] if is_left_out(node) and node.target is torch.ops.aten.to.dtype else node
 
 
 def _check_type(actual: Any, expected: torch.dtype, label: str) -> None:
@@ -107,7 +113,7 @@ def boundary_codes(quantized: GraphModule) -> dict[str, Codes]:
                 codes[f"input{number}"] = _codes(reader)
     output = next(n for n in quantized.graph.nodes if n.op == "output")
     for number, node in enumerate(pytree.tree_leaves(output.args)):
-        if isinstance(node, Node) and op_name(node.target) in DEQUANTIZE:
+        if isinstance(node, Node) and op_name((node := _before_cast(node)).target) in DEQUANTIZE:
             codes[f"output{number}"] = _codes(node)
     return codes
 

@@ -14,7 +14,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from typing_extensions import Self
 
 from ethorch.lower.fx.export import check_float32
-from ethorch.lower.fx.node import flat, is_float, leave_out
+from ethorch.lower.fx.node import flat, is_float, is_left_out, leave_out
 from ethorch.models.open_sizes import is_dynamic
 from ethorch.quantization.annotate import Scan
 from ethorch.quantization.calibration_checks import check_shapes
@@ -168,9 +168,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
         explicit_config = self.settings.match_explicit(model)
         for node in model.graph.nodes:
-            if (
-                annotation := node.meta.get(ANNOTATION)
-            ) is not None:  # quantize does not support float64, but promotes half precision
+            annotation = node.meta.get(ANNOTATION)
+            if annotation is not None and not is_left_out(node):  # quantize does not support float64, but promotes half precision
                 values = ((arg.name, arg.meta["val"]) for arg in (*annotation.input_qspec_map, node) if "val" in arg.meta)
                 check_float32((name, x.dtype) for name, x in values if isinstance(x, torch.Tensor) and x.dtype == torch.float64)
             is_excluded = node.op == "call_function" and explicit_config(node) == (None,)

@@ -47,7 +47,8 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
             actual = str(dtype).removeprefix("torch.")
             raise QuantizationError(
                 "quantize.dtype",
-                f"expected {name} to be float32, got {actual}. Convert the model with model.float() and its inputs with x.float()",
+                f"expected {name} to be float32, got {actual}. Convert the model with model.float(), casts in forward to float32, "
+                "and inputs with x.float()",
             )
 
 

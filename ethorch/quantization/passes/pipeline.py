@@ -29,8 +29,8 @@ from ethorch.quantization.passes.complex_tensors import lower_complex
 from ethorch.quantization.passes.constants import fold_constants, promote_constants, promote_integers
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.decompose import decompose_composites, fix_batch_norms, hoist_clamps
-from ethorch.quantization.passes.doubles import narrow_doubles
 from ethorch.quantization.passes.experts import lower_experts
+from ethorch.quantization.passes.float_types import convert_float_types
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.quantization.passes.hard_choices import lower_hard_choices
 from ethorch.quantization.passes.index_inputs import cast_inputs_first, narrow_indices, tabulate_positions
@@ -87,7 +87,7 @@ PASSES = (
     # Decompositions depend on constant operands and their values.
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),
     # Constants are folded before they are narrowed.
-    Pass("narrow_doubles", narrow_doubles, after=("fold_constants",), before=("lower_complex",), only="fixed"),
+    Pass("convert_float_types", convert_float_types, after=("fold_constants",), before=("lower_complex",), only="fixed"),
     # Requires constant windows and rotations, and emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
