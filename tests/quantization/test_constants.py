@@ -234,3 +234,21 @@ def test_a_number_out_of_a_constant_is_folded() -> None:
     fold_constants(graph, PassContext())
     assert not any("aten.item" in str(node.target) for node in graph.graph.nodes if node.users)
     torch.testing.assert_close(graph(torch.ones(3, 4)), FilledWithAnItem()(torch.ones(3, 4)))
+
+
+class Cached(nn.Module):
+    def forward(self, x: Tensor, past: Tensor) -> tuple[Tensor, ...]:
+        joined = torch.cat([past, 2 * x], 1)
+        return joined + 1, joined, past
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 4), (0,)])
+def test_empty_inputs_are_constants(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, 3, 4), torch.empty(shape))
+    program = ethorch.compile(Cached(), inputs, "ethos-u55-128", progress=False)
+    assert len(program.delegates) == 1 and len(program.inputs) == 2
+    *found, past = program(*inputs)
+    assert past.shape == shape
+    for wanted, result in zip(Cached()(*inputs)[:2], found, strict=True):
+        assert ethorch.sqnr_db(wanted, result) > 30

@@ -26,7 +26,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace input-independent values (masks, arange) with numbers, or with buffers of up to 2**24 elements.
+    """Replace input-independent values (masks, empty inputs) with numbers, or with buffers of up to 2**24 elements.
 
     Random numbers, written buffers and parameters of a trainable model are not constant.
     """
@@ -37,23 +37,23 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
             tensor = tensor_of(graph_module, node)
             if tensor is not None and not (context.trainable and isinstance(tensor, torch.nn.Parameter)):
                 constants[node] = tensor
-        elif node.op == "call_function" and _is_foldable(node, constants):
+        elif (node.op == "placeholder" and _is_empty(node)) or (node.op == "call_function" and _is_foldable(node, constants)):
             constants[node] = _evaluate(node, constants)
     for node in list(graph.nodes):
-        if node.op != "call_function" or node not in constants:
+        if node.op == "get_attr" or node not in constants:
             continue
         if isinstance(constants[node], (bool, int, float)):
             _put_number(node, constants[node])
             continue
         if not isinstance(constants[node], torch.Tensor):
             continue
-        if all(user in constants for user in node.users) or constants[node].numel() > _LARGEST_CONSTANT:
+        if all(user in constants or _writes(user, node) for user in node.users) or constants[node].numel() > _LARGEST_CONSTANT:
             continue
         mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
         with graph.inserting_before(node):
             folded = constant(graph_module, constants[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
         for user in list(node.users):
-            if user not in constants:
+            if user not in constants and not _writes(user, node):
                 user.replace_input_with(node, folded)
     _copy_outputs(graph_module)
 
@@ -156,7 +156,7 @@ def _like(node: Node) -> Node | None:
 
 
 def _is_empty(node: Node) -> bool:
-    value = node.meta["val"]
+    value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not has_open_size(value) and 0 in value.shape
 
 
