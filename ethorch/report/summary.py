@@ -145,7 +145,9 @@ def _budget_figure(value: float | None, in_bytes: bool) -> str:
 def _time(data: Data) -> Iterator[tuple[str, str, str]]:
     if data["total_cycles"] is None:
         return
-    yield "Inference time", f"{data['milliseconds']:.3f} ms", f"{data['inferences_per_second']:,.1f} per second (estimated)"
+    rate = data["inferences_per_second"]
+    note = "(estimated)" if rate is None else f"{rate:,.1f} per second (estimated)"
+    yield "Inference time", f"{data['milliseconds']:.3f} ms", note
     processors = []
     for where, clock in ((CPU, data["cpu_clock_hz"]), (NPU, data["core_clock_hz"])):
         parts = sorted((part for part in data["estimate"] if part["where"] == where and part["cycles"]), key=_cycles, reverse=True)

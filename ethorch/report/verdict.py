@@ -82,8 +82,9 @@ def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     milliseconds = data["milliseconds"]
     sentence = "The time of one inference is unknown, because a .pte does not record it."
     if milliseconds is not None:
-        rate = f"{data['inferences_per_second']:,.1f} inferences per second"
-        sentence = f"One inference takes an estimated {milliseconds:.3f} ms ({rate}).{_describe_measurements(data)}"
+        rate = data["inferences_per_second"]
+        rate_text = "" if rate is None else f" ({rate:,.1f} inferences per second)"
+        sentence = f"One inference takes an estimated {milliseconds:.3f} ms{rate_text}.{_describe_measurements(data)}"
     if "latency_ms" not in budgets:
         return Verdict("Is it fast enough?", OPEN, sentence + _no_limit([], "--latency"))
     limit = budgets["latency_ms"]["limit"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import ethorch
 from ethorch.lower.partition_report import PartitionReport, Refusal
@@ -17,6 +20,13 @@ from ethorch.tosa.ir import Origin
 
 INDEX = Reason("GATHER.absent", "GATHER is not supported on ethos-u55-128", "Use an ethos-u85 target.")
 SORT = Reason("operator.unknown", "aten.sort.default has no lowering to the NPU", "Use amax.")
+
+
+def test_a_program_without_operators_takes_no_time(tmp_path: Path) -> None:
+    program = ethorch.compile(torch.nn.Identity(), torch.zeros(1, 4))
+    data = program.to_json()
+    assert data["milliseconds"] == 0 and data["inferences_per_second"] is None
+    assert "0.000 ms" in str(program) and "0.000 ms." in markdown(data) and program.report(tmp_path / "page.html").exists()
 
 
 def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: ethorch.Program, data: dict[str, Any]) -> None:
