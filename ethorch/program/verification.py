@@ -128,7 +128,7 @@ def verify_program(record: Record) -> Record:
                 check.run_on_random_inputs()
     unchecked = tuple(Unchecked(name, number, check.reason) for name, number, check in places if check.reason)
     repairs = tuple(text for check in checks.values() if check.delegate is not None for text in check.delegate.repairs)
-    for part in parts.values():
+    for part in (*parts.values(), record):  # a record that selects a method by shape is not in parts
         part.verification = Verification(len(places), len(places) - len(unchecked), unchecked, repairs)
     return record
 

@@ -100,6 +100,13 @@ def test_weights_are_stored_once_and_quantization_is_one(encoder):
     assert scales[0] == scales[1] and len(scales[0]) > 6
 
 
+def test_the_summary_states_the_verification_of_all_methods(encoder):
+    _, program = encoder
+    found = program.to_json()["verification"]
+    assert found == program["forward_8"].to_json()["verification"] and found["equal"] == 2
+    assert "Verified" in str(program)
+
+
 def test_a_method_without_samples_of_its_shapes_is_calibrated_with_the_others():
     torch.manual_seed(0)
     model = Encoder().eval()
