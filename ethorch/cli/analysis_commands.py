@@ -13,7 +13,7 @@ import typer
 from ethorch.cli import options, sources
 from ethorch.cli.answers import Answer, Status, stack, write_output
 from ethorch.cli.command import command, option
-from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.errors import SpecError
 
 if TYPE_CHECKING:
     from ethorch.program.program import Program
@@ -157,12 +157,22 @@ def report(
     --baseline compares the program with an earlier build.
     """
     if profile:
+        if unused := [flag for flag, value in {"--output": output, "--inputs": inputs, "--baseline": baseline}.items() if value]:
+            raise SpecError(f"--profile only prints its comparison (with --json, as JSON). Remove {' and '.join(unused)}.")
         from ethorch.program.measure.profile import import_profile
         from ethorch.program.program import record_of
 
         measurements = import_profile(record_of(sources.program_of(program, choices, method)), *profile)
         return Answer(measurements.to_json(), measurements.rich)
     if baseline is not None:
+        if inputs:
+            raise SpecError("--baseline compares two builds without running them. Remove --inputs.")
+        if output is not None:
+            check_output(output)
+            if (kind := _format(output, format)) not in ("md", "json"):
+                raise SpecError(
+                    f"--output: expected format md or json for a comparison of builds, got {kind}. Use the suffix .md or .json."
+                )
         builds = [read_methods(source, choices, method) for source in (baseline, program)]
         return _compare_builds(builds[0], builds[1], output, format, fail_on_regression)
     if fail_on_regression is not None:
@@ -184,10 +194,9 @@ def report(
 
     advised = [entry.to_json() for entry in advice(data)]
     answer = {**data, "output": None if output is None else str(output), "advice": advised}
-    if output is not None:
-        write_output(output, _contents(kind, data, comparison, program, answer))
+    raw = None if output is None else write_output(output, _contents(kind, data, comparison, program, answer))
     lines = [f"{verdict.question} {verdict.answer}" for verdict in verdicts(data)]
-    return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"Saved {output}"]))
+    return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"Saved {output}"]), raw=raw)
 
 
 def _format(output: Path | None, format: str | None) -> str:
@@ -205,10 +214,10 @@ def _format(output: Path | None, format: str | None) -> str:
 
 def check_output(output: Path) -> None:
     """Raise EthorchError if the report cannot be written."""
-    from ethorch.program.saving import check_folder
+    from ethorch.program.saving import check_file
 
     if str(output) != "-":
-        check_folder(output)
+        check_file(output)
 
 
 def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, answer: Mapping[str, Any]) -> str:
@@ -233,15 +242,15 @@ def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, 
 
 
 def read_data(source: str, choices: options.Choices, method: str | None = None) -> Mapping[str, Any] | None:
-    """Return a method's JSON-compatible data from a .json, a saved folder or a .pte, or None if the source is a model."""
+    """Return a method's JSON-compatible data from a .json, folder or .pte, or None for a model."""
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
         data = _with_accuracy(Path(source), read_program_data(source, method))
-        if method in (None, data["method"]):
+        if method in (None, data.get("method")):
             return data
         if not sources.is_program(source):
-            raise SpecError(f"{source}: expected data of method {method!r}, got {data['method']!r}.")
+            raise SpecError(f"{source}: expected data of method {method!r}, got {data.get('method')!r}.")
     return sources.program_of(source, choices, method).to_json() if sources.is_program(source) else None
 
 
@@ -250,9 +259,9 @@ def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
     if data.get("accuracy") is not None or not folder.is_dir():
         return data
     from ethorch.program.comparison_file import accuracy_of, read_comparisons
-    from ethorch.program.plain_data import finite
+    from ethorch.support.text_files import finite
 
-    comparison = read_comparisons(folder).get(data["method"])
+    comparison = read_comparisons(folder).get(str(data.get("method")))
     accuracy = None if comparison is None else accuracy_of(comparison)
     return data if accuracy is None else {**data, "accuracy": finite(asdict(accuracy))}
 
@@ -283,16 +292,12 @@ def _compare_builds(
     comparison = compare_programs(before, after)
     worse = [] if most is None else comparison.regressions(most)
     answer = {**comparison.to_json(), "regressions": worse}
+    raw = None
     if output is not None:
-        kind = _format(output, format)
-        if kind not in ("md", "json"):
-            raise EthorchError(
-                f"--output: expected format md or json for a comparison of builds, got {kind}. Use the suffix .md or .json."
-            )
-        check_output(output)
-        write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
+        is_markdown = _format(output, format) == "md"
+        raw = write_output(output, comparison.to_markdown(worse) if is_markdown else json.dumps(answer, indent=2) + "\n")
 
     def text() -> Any:
         return stack(comparison.rich(), *(f"WORSE: {line}" for line in worse))
 
-    return Answer(answer, text, Status.NO if worse else Status.DONE)
+    return Answer(answer, text, Status.NO if worse else Status.DONE, raw)

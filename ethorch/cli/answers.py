@@ -32,17 +32,23 @@ class Answer:
     Attributes:
         data: JSON-compatible data for ``--json``, documented in docs/json.md.
         text: Function that returns the text or Rich tables to print.
+        raw: Contents of the output file ``-``, printed instead.
     """
 
     data: Any
     text: Callable[[], RenderableType]
     status: Status = Status.DONE
+    raw: bytes | None = None
 
 
 def give(answer: Answer, as_json: bool) -> None:
     """Print the result to standard output, ignoring a closed pipe (``| head``)."""
     try:
-        if as_json:
+        if answer.raw is not None:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(answer.raw)
+            sys.stdout.buffer.flush()
+        elif as_json:
             print(json.dumps(answer.data, indent=2), flush=True)
         else:
             _print(answer.text())
@@ -56,14 +62,14 @@ def stack(*parts: RenderableType) -> RenderableType:
     return Group(*parts)
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write text to a file, or to standard output if the path is ``-``."""
+def write_output(path: Path, text: str) -> bytes | None:
+    """Write text to a file, or return ``Answer.raw`` if the path is ``-``."""
     if str(path) == "-":
-        print(text, end="", flush=True)
-        return
+        return text.encode()
     from ethorch.formats.files import write_whole
 
     write_whole(path, text.encode())
+    return None
 
 
 def _print(text: RenderableType) -> None:

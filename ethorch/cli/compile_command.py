@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,11 +46,15 @@ def compile_(
     from ethorch.program.measure.budgets import is_ram_possible
     from ethorch.program.program import record_of
 
+    status = Status.DONE if program.budgets.met else Status.NO
     if output == STDOUT:
-        sys.stdout.buffer.write(program.pte)
-        sys.stdout.flush()
-        return Answer(None, lambda: "", Status.DONE if program.budgets.met else Status.NO)
+        return Answer(None, lambda: "", status, program.pte)
     if output is not None:
+        if output.suffix == ".tosa" and len(program.methods) > 1:
+            raise SpecError(
+                f"--output: a .tosa file contains one method, but {model} has {', '.join(program.methods)}. Use a folder, which "
+                "contains a .tosa file for each delegate."
+            )
         program.save(output)
     has_no_remedy = program.budgets.met or not is_ram_possible(record_of(program))
     tried = None if has_no_remedy else program.suggest(_REMEDIES)
@@ -65,7 +68,7 @@ def compile_(
         parts = [program.__rich__()] if tried is None else [program.__rich__(), "", tried.rich()]
         return stack(*parts, *([] if output is None else [describe_saved(output)]))
 
-    return Answer(data, text, Status.DONE if program.budgets.met else Status.NO)
+    return Answer(data, text, status)
 
 
 def _compile_to_tosa(

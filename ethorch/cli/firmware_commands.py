@@ -152,9 +152,9 @@ def run_firmware(
             )
         elf = linked
     if trace is not None:
-        from ethorch.program.saving import check_folder
+        from ethorch.program.saving import check_file
 
-        check_folder(trace)
+        check_file(trace)
     outcome = run(elf, board, npu, backend, timeout=timeout, arguments=arguments)
     if trace is not None:
         outcome.trace(trace)

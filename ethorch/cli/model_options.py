@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from ethorch.models.load import UserMethods, UserModel
 
+_EXPECTED_WEIGHTS = "expected a state dict (tensors by name) written by torch.save or safetensors"
+
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
     """Load the named model or methods. If ``weights`` is set, load this file's state dict.
@@ -49,10 +51,12 @@ def _load_weights(module: nn.Module, path: Path) -> None:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except ModuleNotFoundError:
         raise EthorchError(f"reading {path} requires the package safetensors. Run pip install safetensors.") from None
+    except OSError as error:
+        raise EthorchError(f"cannot read {path}: {error.strerror or error}.") from None
     except Exception as error:  # torch.load raises many exception types for invalid files
-        raise EthorchError(f"cannot read a state dict from {path}: {str(error).splitlines()[0]}") from error
+        raise EthorchError(f"{path}: {_EXPECTED_WEIGHTS}, got a file that raises {type(error).__name__}.") from error
     if not isinstance(state, Mapping):
-        raise EthorchError(f"{path}: expected a state dict (tensors by name), got {type(state).__name__}.")
+        raise EthorchError(f"{path}: {_EXPECTED_WEIGHTS}, got {type(state).__name__}.")
     for key in ("state_dict", "model"):  # wrappers used by training scripts
         if isinstance(state.get(key), Mapping):
             state = state[key]
@@ -63,15 +67,19 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         _describe_names(
             "with a different shape",
             [
-                f"{key}: expected {list(parameters[key].shape)}, got {list(state[key].shape)}"
+                f"{key}: expected {_shape(parameters[key])}, got {_shape(state[key])}"
                 for key in parameters
-                if key in state and parameters[key].shape != state[key].shape
+                if key in state and _shape(parameters[key]) != _shape(state[key])
             ],
         ),
     ]
     if any(differences):
         raise EthorchError(f"the weights in {path} do not match the model: {'; '.join(filter(None, differences))}.")
     module.load_state_dict(state)
+
+
+def _shape(value: Any) -> str:
+    return str(list(value.shape)) if hasattr(value, "shape") else type(value).__name__
 
 
 def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
@@ -93,7 +101,8 @@ def inputs_from(
         EthorchError: The inputs do not match the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
-        raise EthorchError(f"--inputs: expected one file, or {len(example_inputs)} files (one for each input); got {len(paths)}.")
+        several = f", or {len(example_inputs)} files (one for each input)" if len(example_inputs) > 1 else ""
+        raise EthorchError(f"--inputs: expected one file{several}; got {len(paths)}.")
     if len(paths) == 1:
         return _first(paths[0], example_inputs, open_dims)
     dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]

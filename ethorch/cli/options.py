@@ -114,10 +114,11 @@ MaxSamples = Annotated[
 ]
 Mean = Annotated[
     str | None,
-    _option("--mean", help="Mean of each channel, e.g. 0.485,0.456,0.406.", panel=MODEL, metavar="NUMBERS"),
+    _option("--mean", help="Mean of each image channel, e.g. 0.485,0.456,0.406.", panel=MODEL, metavar="NUMBERS"),
 ]
 Std = Annotated[
-    str | None, _option("--std", help="Standard deviation of each channel, e.g. 0.229,0.224,0.225.", panel=MODEL, metavar="NUMBERS")
+    str | None,
+    _option("--std", help="Standard deviation of each image channel, e.g. 0.229,0.224,0.225.", panel=MODEL, metavar="NUMBERS"),
 ]
 Shape = Annotated[
     list[str] | None,

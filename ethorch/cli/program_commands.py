@@ -20,14 +20,14 @@ def run(
     program: options.Pte,
     inputs: options.Inputs = None,
     output: Annotated[Path | None, option("--output", "-o", help="File for the outputs [none].", metavar="FILE.npz")] = None,
-    seed: Annotated[int, option(help="Seed of random inputs [0].")] = 0,
+    seed: Annotated[int, option(help="Seed of random inputs [0].", min=0)] = 0,
     method: options.Method = None,
 ) -> Answer:
     """Run a program on the host, in ExecuTorch's runtime with a bit-exact simulator of the NPU."""
-    from ethorch.program.saving import check_folder
+    from ethorch.program.saving import check_file
 
     if output is not None:
-        check_folder(output)
+        check_file(output)
     from ethorch.cli.model_options import inputs_for
     from ethorch.models import arrays
     from ethorch.models.sample_files import describe_image

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,13 +40,13 @@ def explore(
     jobs: Annotated[int | None, option(help="Number of worker processes [one per CPU].", min=1)] = None,
 ) -> Answer:
     """Compile a model with every combination of settings. Exit status 3: no variant meets the budgets."""
-    from ethorch.program.saving import check_folder
+    from ethorch.program.saving import check_file
     from ethorch.targets.assignments import parse_axes
 
     settings = options.settings_of(choices, samples=samples, budget=budget)
     axes = parse_axes(vary)
     if output is not None:
-        check_folder(output)
+        check_file(output)
         if output.suffix not in (".html", ".htm", ".json"):
             raise SpecError(f"--output: expected the suffix .html or .json, got {output}.")
     user = sources.read_one_model(model, settings)
@@ -92,7 +94,7 @@ def tune(
     with suppress(ValueError):
         least = float(goal)
     user = sources.read_one_model(model, settings)
-    function = None if metric is None else read_function(metric)
+    function = None if metric is None else _read_metric(metric)
     from ethorch.program.tune import ACCURACY, check_goal, search
 
     if goal == ACCURACY and function is None and settings.min_sqnr_db is None and output is None:
@@ -121,12 +123,27 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
     return Answer(losses.to_json(), losses.rich, Status.INTERRUPTED if losses.interrupted else Status.DONE)
 
 
+def _read_metric(name: str) -> Callable[..., Any]:
+    from ethorch.models.user_code import convert_user_errors
+
+    function = read_function(name)
+
+    @functools.wraps(function)
+    def metric(*arguments: Any) -> Any:
+        with convert_user_errors(f"the metric {name} failed"):
+            return function(*arguments)
+
+    return metric
+
+
 def read_function(name: str) -> Any:
     """Import and return the function named ``FILE.py:NAME`` or ``package.module:NAME``.
 
     Raises:
         SpecError: The name does not exist or is not a function.
     """
+    if ":" not in name:
+        raise SpecError(f"--metric: expected FILE.py:NAME or package.module:NAME, got {name!r}.")
     from ethorch.models.load import read_object
 
     function = read_object(name)

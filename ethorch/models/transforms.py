@@ -33,4 +33,10 @@ class Normalize:
         """Normalize an image, or the image of an (image, label) item."""
         if isinstance(item, tuple):
             return (self(item[0]), *item[1:])
-        return (item - self._mean) / self._std if isinstance(item, Tensor) and item.dim() in (3, 4) else item
+        if not isinstance(item, Tensor) or item.dim() not in (3, 4):
+            return item
+        if (count := len(self._mean)) not in (1, item.shape[-3]):
+            raise SpecError(
+                f"expected one number in mean and std, or one for each of the image's {item.shape[-3]} channels, got {count}."
+            )
+        return (item - self._mean) / self._std

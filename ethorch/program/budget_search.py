@@ -90,7 +90,7 @@ def _warn_of_trades(first: Record, best: Record) -> None:
     ]
     worse = [f"{name} {before:,} to {after:,} {unit}" for name, unit, before, after in figures if after > before]
     if first.milliseconds is not None and best.milliseconds is not None and best.milliseconds > first.milliseconds:
-        worse.append(f"time {first.milliseconds:.3f} to {best.milliseconds:.3f} ms")
+        worse.append(f"time {first.milliseconds:.4g} to {best.milliseconds:.4g} ms")
     if worse:
         logger.warning(
             "no program within the budgets was found. The program closest to the budgets has worse figures than the program with "

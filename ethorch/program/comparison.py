@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
+
+from ethorch.support.text_files import finite
 
 LEGEND = (
     "Columns: fake compares the fake-quantized model with the float model. NPU compares the program with the float model. own "
@@ -112,7 +114,7 @@ class Ladder:
         return all(delegate.different == 0 for delegate in self.delegates)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "bit_exact": self.bit_exact}
+        return {**finite(asdict(self)), "bit_exact": self.bit_exact}
 
     def to_text(self) -> str:
         lines = []
@@ -156,15 +158,13 @@ class Comparison(Ladder):
         return None if least is None or least.own_db == math.inf else least
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-compatible data. Infinite figures, such as the SQNR of equal values, become None."""
+        """Return JSON-compatible data. Infinite figures become None."""
         first, loss = self.first_divergence, self.largest_loss
-        outputs = {
-            **asdict(self),
-            "bit_exact": self.bit_exact,
+        return {
+            **super().to_json(),
             "first_divergence": None if first is None else first.node,
             "largest_loss": None if loss is None else loss.node,
         }
-        return cast(dict[str, Any], _finite(outputs))
 
     def to_text(self) -> str:
         """Return the figures of each output, the table of operators, and the names of operators to inspect."""
@@ -215,14 +215,6 @@ class Comparison(Ladder):
 
 def _number(db: float | None) -> str:
     return "-" if db is None else "same" if db == math.inf else f"{db:.1f}"
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def short_name(name: str) -> str:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -31,6 +31,7 @@ from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
+from ethorch.support.text_files import finite
 from ethorch.support.wording import count_noun
 from ethorch.support.worker import Task
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 NPU, FLOAT, QUANTIZED = "npu", "float", "quantized"
 _BATCH = 32
+_NO_FIGURES = (
+    "There are no figures, because the samples have no labels and the program does not contain the float model. Use labeled "
+    "samples (a folder with one subfolder per class), or pass the model."
+)
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes except ``sample_results`` as JSON-compatible data."""
-        data = asdict(self)
-        del data["sample_results"]
-        return data
+        return {name: finite(value) for name, value in vars(self).items() if name != "sample_results"}
 
     def rich(self) -> RenderableType:
         """Return a Rich table with a row for each of ``npu``, ``float`` and ``quantized``, and a column for each figure."""
@@ -88,7 +91,7 @@ class Evaluation:
             table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
         rate = self.samples / self.seconds if self.seconds else 0.0
         last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} per second on the host"
-        return Group(table, "", last + (" (interrupted)." if self.interrupted else "."))
+        return Group(table if names else _NO_FIGURES, "", last + (" (interrupted)." if self.interrupted else "."))
 
     def __str__(self) -> str:
         return as_text(self.rich())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ethorch.figures.layer import CPU
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
+from ethorch.support.text_files import finite
 from ethorch.support.versions import versions
 from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards import names as list_boards
@@ -98,11 +98,6 @@ def _board_facts(record: Record) -> dict[str, Any] | None:
         "spread": None if measured is None else asdict(measured),
         "assumed": list(assumptions(board, slot, record.spec.memory_mode)) if of_board and record.spec is not None else [],
     }
-
-
-def finite(data: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinite and nan values with None, because JSON does not support them."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:

@@ -317,11 +317,12 @@ class Program:
             checked = read_samples(samples, example, keywords=names, others=others, open_dims=self._record.open_dims)
             calls = [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
-        if not calls or calls == [()]:
+        has_model = model is not None or self._record.model is not None
+        if has_model and (not calls or calls == [()]):
             raise EthorchError(
                 "expected inputs or samples, got none. Pass the inputs of one inference (--inputs), or several samples."
             )
-        if self._record.selection is not None:
+        if has_model and self._record.selection is not None:
             chosen = [select(self, trees.leaves(sample)) for sample in calls]
             if len({part._record.method for part, _ in chosen}) > 1:
                 raise EthorchError(

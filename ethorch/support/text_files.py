@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -62,6 +63,15 @@ def check_format(version: Any, expected: int, label: str, remedy: str) -> None:
         newer = isinstance(version, int) and version > expected
         remedy = "Install a newer ethorch." if newer else remedy
         raise FormatError(f"{label}: expected format {expected}, got {shorten(version)}. {remedy}")
+
+
+def finite(data: Any) -> Any:
+    """Replace infinite and nan values with None, because JSON does not support them."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, lowest_sqnr_db
+from ethorch.support.text_files import finite
 from ethorch.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from ethorch.tuning.sample_runs import FAKE, NPU, Inputs, check_judge
 from ethorch.tuning.switched_graph import Switched
@@ -93,7 +94,8 @@ class Sensitivity:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
-        return asdict(self)
+        data: dict[str, Any] = finite(asdict(self))
+        return data
 
     def plot(self, path: str | Path) -> None:
         """Save a bar chart of the 40 largest gains. Requires matplotlib."""

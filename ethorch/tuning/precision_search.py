@@ -27,6 +27,7 @@ from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, lowest_sqnr_db, sqnr_db
 from ethorch.support.quiet import quiet
+from ethorch.support.text_files import finite
 from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tuning.module_sensitivity import sensitivity
@@ -125,7 +126,7 @@ class MixedPrecision:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
-        return {"raised": list(self.raised), "reached": self.reached, "steps": [asdict(step) for step in self.steps]}
+        return {"raised": list(self.raised), "reached": self.reached, "steps": finite([asdict(step) for step in self.steps])}
 
 
 @exclusive()

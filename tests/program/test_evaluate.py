@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.models.transforms import Normalize
-from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.errors import EthorchError, SpecError, UserCodeError
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,33 @@ def test_an_interruption_gives_the_figures_so_far(program: ethorch.Program, labe
     assert found.interrupted and found.samples == 4 and "interrupted" in str(found)
 
 
+def test_a_metric_that_fails_is_an_error_of_the_user(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:
+    class Picky:
+        def update(self, outputs: Tensor, target: Tensor) -> None:
+            raise ValueError("no boxes")
+
+        def compute(self) -> float:
+            return 0.0
+
+    with pytest.raises(UserCodeError, match=r"the metric Picky does not accept the outputs and labels .*no boxes"):
+        ethorch.evaluate(program, labelled, metric=Picky())
+    with pytest.raises(UserCodeError, match="the metric <lambda> failed"):
+        ethorch.evaluate(program, labelled, metric=lambda outputs: 0.0)
+
+
+def test_infinite_figures_are_null_in_json(tmp_path: Path) -> None:
+    class Copies(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x).transpose(1, 2)
+
+    program = ethorch.compile(Copies().eval(), torch.zeros(1, 3, 5))
+    found = ethorch.evaluate(program, [torch.zeros(1, 3, 5)])
+    assert found.results["npu"]["sqnr_db"] == float("inf") and found.to_json()["results"]["npu"]["sqnr_db"] is None
+    json.dumps(found.to_json(), allow_nan=False)
+    loaded = ethorch.evaluate(program.save(tmp_path / "x.pte"), [torch.zeros(1, 3, 5)])
+    assert "There are no figures, because the samples have no labels" in " ".join(str(loaded).split())
+
+
 def test_nothing_to_evaluate(program: ethorch.Program) -> None:
     with pytest.raises(EthorchError, match="expected at least one sample"):
         ethorch.evaluate(program, [])
@@ -192,3 +220,5 @@ def test_normalize() -> None:
     for mean, std in (([0.5], [0.0]), ([0.5, 0.5], [1.0]), ([], [])):
         with pytest.raises(SpecError, match="std"):
             Normalize(mean, std)
+    with pytest.raises(SpecError, match=r"one for each of the image's 4 channels, got 3"):
+        normalize(torch.rand(4, 5, 6))

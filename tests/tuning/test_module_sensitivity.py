@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ def test_the_module_that_does_the_damage_comes_first() -> None:
     assert found.rows[0].only == min(row.only for row in found.rows)
     assert seen[-1][0] == seen[-1][1] == 3 and [name for *_, name in seen[:3]] == MODULES
     assert "| middle |" in found.table() and found.to_json()["rows"][0]["module"] == "middle"
+
+
+def test_infinite_figures_are_null_in_json() -> None:
+    sample = [(torch.zeros(1, 3, 5),)]
+    losses = ethorch.tuning.sensitivity(nn.ReLU(), SPEC, sample)
+    mixed = ethorch.tuning.mixed_precision(nn.ReLU(), SPEC, sample, target_sqnr_db=30)
+    assert losses.to_json()["whole"] is None and mixed.to_json()["steps"][0]["metric"] is None
+    json.dumps([losses.to_json(), mixed.to_json()], allow_nan=False)
 
 
 def test_rows_are_the_innermost_modules_and_the_operators_outside_them_by_default() -> None:

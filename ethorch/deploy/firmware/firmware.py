@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from ethorch.formats.files import write_folder
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Program as File
 from ethorch.npu.stream import parse_header
-from ethorch.support.errors import EthorchError
+from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.versions import versions
 from ethorch.support.wording import count_noun
 from ethorch.targets.boards.description import Board
@@ -71,7 +72,7 @@ class Firmware:
         return {**asdict(self), "folder": str(self.folder)}
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size)
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size) or "none"
         method_lines = [
             f"Method {method}: " + ", ".join(f"{name} {size}" for name, size in method_sizes.items() if size) + ".\n"
             for method, method_sizes in self.methods.items()
@@ -79,7 +80,7 @@ class Firmware:
         return (
             f"{self.folder}: {count_noun(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
             f"{''.join(method_lines) if len(method_lines) > 1 else ''}"
-            f"Build and run the project: python {self.folder / 'run.py'}"
+            f"Build and run the project: python {shlex.quote(str(self.folder / 'run.py'))}"
         )
 
 
@@ -124,7 +125,7 @@ def firmware(
     """
     prefix(name)
     if embed not in DATA_FORMS:
-        raise EthorchError(f"expected embed to be {' or '.join(DATA_FORMS)}, got {embed!r}.")
+        raise SpecError(f"expected embed to be {' or '.join(DATA_FORMS)}, got {embed!r}.")
     if not isinstance(repeats, int) or not 1 <= repeats < 1 << 32:
         raise EthorchError(f"expected repeats to be a positive number, got {repeats!r}.")
     program = open_program(source, methods, samples, is_repeated=repeats > 1)

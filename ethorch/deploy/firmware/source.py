@@ -17,7 +17,7 @@ from ethorch.deploy.firmware.methods import MethodsPlan, make_error
 from ethorch.deploy.firmware.steps import CONSTANTS, TENSORS, Boundary, Copy, Kernel, Place, Plan, Run, Step
 from ethorch.deploy.firmware.streams import driver_stream
 from ethorch.formats.pte_types import ITEM_BYTES, Call, Value
-from ethorch.support.errors import EthorchError, Reason
+from ethorch.support.errors import EthorchError, Reason, SpecError
 
 SECTIONS = {
     "ARENA": ".bss.npu_arena",
@@ -53,9 +53,9 @@ def templates() -> jinja2.Environment:
 
 
 def prefix(name: str) -> str:
-    """Return the name if it is a valid prefix of C symbols. Raise EthorchError otherwise."""
+    """Return the name if it is a valid prefix of C symbols. Raise SpecError otherwise."""
     if not _IDENTIFIER.fullmatch(name) or _KEYWORDS.fullmatch(name):
-        raise EthorchError(
+        raise SpecError(
             f"invalid model name {name!r}: expected a prefix for C symbols (a lower-case letter, followed by lower-case letters, "
             "digits or underscores; not a C keyword)."
         )

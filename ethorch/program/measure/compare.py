@@ -26,7 +26,7 @@ from ethorch.support.progress import stage
 
 _NOT_IN_FILE = (
     "compare requires the float model, but a .pte does not contain the float model. Use compare(x, model=model) to compare the "
-    "outputs. To compare each operator, use a program returned by ethorch.compile."
+    "outputs. To compare each operator, use a program returned by ethorch.compile, or `ethorch compare MODEL`."
 )
 _QUANTIZED = "compare requires the float model, but the program was compiled from a quantized model. Use compare(x, model=model)."
 

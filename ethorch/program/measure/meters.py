@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ethorch.models.user_code import convert_user_errors
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError, SpecError
 
@@ -109,7 +110,9 @@ class Collected:
         self._labels.append(label)
 
     def figures(self) -> dict[str, float]:
-        return _figures(self._metric(self._outputs, self._labels), getattr(self._metric, "__name__", "metric"))
+        name = getattr(self._metric, "__name__", "metric")
+        with convert_user_errors(f"the metric {name} failed"):
+            return _figures(self._metric(self._outputs, self._labels), name)
 
     def confusion(self) -> list[list[int]]:
         return []
@@ -126,10 +129,13 @@ class Updated:
         target = torch.as_tensor(label).reshape(-1) if isinstance(label, (int, float)) else label
         if isinstance(prediction, Mapping):  # detection metrics accept a list with one dict for each image
             prediction, target = [prediction], [target]
-        self._metric.update(prediction, target)
+        with convert_user_errors(f"the metric {type(self._metric).__name__} does not accept the outputs and labels"):
+            self._metric.update(prediction, target)
 
     def figures(self) -> dict[str, float]:
-        return _figures(self._metric.compute(), type(self._metric).__name__)
+        name = type(self._metric).__name__
+        with convert_user_errors(f"the metric {name} failed"):
+            return _figures(self._metric.compute(), name)
 
     def confusion(self) -> list[list[int]]:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.fx import GraphModule
 
 from ethorch.support import tables
+from ethorch.support.text_files import finite
 from ethorch.support.wording import count_noun
 from ethorch.tuning.compress.recipe import AS_IS
 
@@ -132,11 +132,11 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         totals = ("target", "cycles", "cycles_before", "flash_bytes", "flash_bytes_before", "reached")
-        return {
+        data = {
             **{name: getattr(self, name) for name in totals},
             "vela_flags": list(self.vela_flags),
-            "sqnr_db": _finite(self.sqnr_db),
-            "sqnr_db_before": _finite(self.sqnr_db_before),
+            "sqnr_db": self.sqnr_db,
+            "sqnr_db_before": self.sqnr_db_before,
             "layers": [
                 {
                     **{
@@ -144,20 +144,18 @@ class Plan:
                         for name in ("weight", "recipe", "cycles", "cycles_before", "bytes", "bytes_before")
                     },
                     "shape": list(layer.shape),
-                    "sqnr_db": _finite(layer.sqnr_db),
+                    "sqnr_db": layer.sqnr_db,
                     "tried": [
-                        {"recipe": each.recipe, "cycles": each.cycles, "bytes": each.bytes, "sqnr_db": _finite(each.sqnr_db)}
+                        {"recipe": each.recipe, "cycles": each.cycles, "bytes": each.bytes, "sqnr_db": each.sqnr_db}
                         for each in layer.tried
                     ],
                 }
                 for layer in self.layers
             ],
         }
+        rows: dict[str, Any] = finite(data)
+        return rows
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
