@@ -11,7 +11,7 @@ from ethorch.figures.layer import NPU, Layer
 from ethorch.figures.stream_tensors import StreamTensor, StreamTensors, accesses
 from ethorch.figures.subject import Part
 from ethorch.npu import Source
-from ethorch.npu.forms import Transfer
+from ethorch.npu.forms import Nothing, Transfer
 from ethorch.npu.prepared import PREPARE, Prepared
 from ethorch.npu.stream import Operation
 from ethorch.support.errors import MachineFault
@@ -41,10 +41,12 @@ class _Work:
             for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
                 memory = self.part.memory_of(region)
                 total[memory] = total.get(memory, 0) + prepared.dma_bytes
-        if prepared.computes or isinstance(prepared.form, Transfer):
+        is_command = prepared.computes or isinstance(prepared.form, Transfer)
+        if is_command or not self.commands:  # a copy without a computing command is the last command of its layer
+            self.offsets = [*self.offsets, op.offset] if self.commands else [op.offset]
+            self.title = self.title if self.commands else op.title.removeprefix("NPU_OP_")
+        if is_command:
             self.commands += 1
-            self.offsets.append(op.offset)
-            self.title = self.title or op.title.removeprefix("NPU_OP_")
             maps = {fm.name: fm for fm in prepared.maps}
             self.ifm_shapes = tuple((1, *maps[name].shape) for name in ("IFM", "IFM2") if name in maps)
             self.ofm_shape = (1, *maps["OFM"].shape) if "OFM" in maps else ()
@@ -73,7 +75,7 @@ class _Work:
 def stream_layers(part: Part, first: int) -> list[Layer]:
     """Return one layer for each operator in ``part.sources``, or for each computing command if ``part`` has no sources.
 
-    DMA transfers are attributed to the next computing command.
+    Without sources, DMA transfers are attributed to the next computing command.
 
     Raises:
         MachineFault: The command stream is malformed.
@@ -119,12 +121,14 @@ def works(part: Part) -> Iterator[_Work]:
         except MachineFault as fault:
             raise op.locate(fault) from fault
         source = part.sources.at(op.offset) if part.sources else None
-        if work is not None and work.commands and (source is None or source is not work.source):
+        if isinstance(prepared.form, Nothing):
+            continue
+        if work is not None and (source is not work.source or (source is None and work.commands)):
             yield work
             work = None
         work = work or _Work(part, source)
         work.add(op, prepared)
-    if work is not None and work.commands:
+    if work is not None:
         yield work
 
 

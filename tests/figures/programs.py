@@ -111,6 +111,7 @@ CASES: dict[str, Case] = {
     "picture_u85_sram_only": Case(Picture, _noise(1, 3, 32, 32), "ethos-u85-256"),
     "picture_u65_dedicated_sram": Case(Picture, _noise(1, 3, 32, 32), "ethos-u65-512"),
     "picture_int16": Case(Picture, _noise(1, 3, 32, 32), config=get_symmetric_a16w8_quantization_config(is_per_channel=True)),
+    "copy_u85": Case(nn.Flatten, _noise(1, 3, 5), "ethos-u85-256"),  # a single DMA transfer
     "two_delegates": Case(TwoDelegates, _noise(1, 3, 8, 8)),
     "state": Case(State, _noise(1, 16)),
     "words": Case(Words, lambda: (torch.arange(12).reshape(1, 12),)),
