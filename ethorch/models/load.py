@@ -71,7 +71,7 @@ class UserModel:
         if wrapped is not None:
             object.__setattr__(self, "module", wrapped)
         inputs = arguments if wrapped is None else (*arguments, *wrapped.values(keywords))
-        object.__setattr__(self, "example_inputs", inputs)
+        object.__setattr__(self, "example_inputs", pytree.tree_map(_without_zero_strides, inputs))
         samples = []
         for number, sample in enumerate(self.calibration):
             arguments, sample_keywords = _split_arguments(self.module if wrapped is None else wrapped.module, sample)
@@ -90,6 +90,13 @@ class UserModel:
         if isinstance(module, KeywordInputs):
             return (*_parameter_names(module.module)[: module.arguments], *module.names)
         return _parameter_names(module)[: len(self.example_inputs)]
+
+
+def _without_zero_strides(value: Any) -> Any:
+    # from_numpy(x[None]) and expand return tensors with stride 0, which ExecuTorch does not support
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or 0 not in value.stride():
+        return value
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _parameter_names(module: nn.Module) -> tuple[str, ...]:

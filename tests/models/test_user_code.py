@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ethorch import cli, runtime
 from ethorch.models.load import UserModel, load_model
@@ -177,6 +179,12 @@ def test_a_tuple_and_a_dict_may_be_two_arguments() -> None:
     x = torch.randn(2)
     model = UserModel(Two(), ((x, x), {"x": x}))
     assert model.module(*model.example_inputs).shape == (2,)
+
+
+def test_example_inputs_have_no_zero_strides() -> None:
+    picture = torch.from_numpy(np.zeros((4, 5, 3), np.float32).transpose(2, 0, 1)[None])
+    user = UserModel(nn.Identity(), (picture, [torch.ones(1, 2).expand(3, 2)], torch.ones(1, 2)))
+    assert [tensor.stride() for tensor in pytree.tree_leaves(user.example_inputs)] == [(60, 20, 5, 1), (2, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("keywords", [False, True])
