@@ -25,7 +25,7 @@ def set_values(module: GraphModule) -> Reason | None:
             tensor = tensor_of(module, node)
             if tensor is None:
                 return reasons.not_tensor(node.name)
-            node.meta["val"] = tensor.detach().to("meta")
+            node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # written contiguously
         elif name in QUANTIZE | DEQUANTIZE:
             source = node.args[0].meta["val"]
             dtype = node.args[-1] if name in QUANTIZE else node.kwargs.get("out_dtype") or torch.float32
@@ -36,10 +36,10 @@ def set_values(module: GraphModule) -> Reason | None:
 
 
 def check_layouts(module: GraphModule) -> Reason | None:
-    """Return the reason if an input or constant is not a contiguous static tensor, or a node requests channels-last."""
+    """Return the reason if an input is not a contiguous static tensor, or a node requests channels-last."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
-        if node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor):
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
             if storage_order(value) != tuple(range(value.dim())) or any(not isinstance(extent, int) for extent in value.shape):
                 return reasons.layout(node.name)
         elif node.op == "placeholder":

@@ -96,6 +96,17 @@ class SortedAlone(nn.Module):
         return torch.topk(x, 3)[0]
 
 
+class Strided(nn.Module):
+    """Adds a buffer that is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.randn(5, 6).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x) + self.mask
+
+
 class Through(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.relu(x), x
@@ -105,6 +116,7 @@ INT32 = torch.tensor([[1, -2, 3, 40]], dtype=torch.int32)
 WHOLE: dict[str, tuple[nn.Module, list[Any]]] = {
     "joined": (Joined(), samples((1, 3, 6, 6), (1, 2, 6, 6))),
     "turned": (Turned(), samples((1, 3, 6, 5))),
+    "strided": (Strided(), samples((1, 3, 6, 5))),
     "integers": (Integers(), [(torch.randn(2, 3), INT32), (torch.randn(2, 3), INT32)]),
 }
 NOT_WRITTEN: dict[str, tuple[nn.Module, Any, str]] = {
