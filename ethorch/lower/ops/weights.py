@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
+from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.lower.builder.window import Window
+from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
 #: Maximum number of positions that Vela runs as one 1x1 CONV2D.
@@ -125,16 +126,24 @@ class Filters:
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
     """Return round(bias / scales) as int32[O] (int48[O] for int16 activations), or ``bias`` unchanged for floats.
 
-    int32 saturates at 32 bits, and int48 at 40 bits, the limit of the NPU (Vela SUPPORTED_OPS, TOSA CONV2D).
+    Biases that exceed 32 bits for int32, or 40 bits for int48, are refused (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
     if activations in FLOATS:
         return b.const(real.astype(DTYPES[activations]), activations, name="bias")
     codes = np.rint(real.astype(np.float64) / np.asarray(scales))
-    if activations == "INT16":
-        return b.const(np.clip(codes, -(2**39), 2**39 - 1).astype(np.int64), "INT48", name="bias")
-    low, high = dtype_range("INT32")
-    return b.const(np.clip(codes, low, high).astype(np.int32), name="bias")
+    dtype, most = ("INT48", 2**39 - 1) if activations == "INT16" else ("INT32", 2**31 - 1)
+    fits = np.abs(codes) <= most
+    if not fits.all():
+        raise Unsupported(
+            Reason(
+                "bias.range",
+                f"expected biases of at most {most:,} x input scale x weight scale, got {np.abs(codes).max():,.0f} x input scale x "
+                f"weight scale, in output channels {np.flatnonzero(~fits)[:8].tolist()}",
+                "Increase the weight scales of these channels, or quantize the float model with EthosUQuantizer, which does so.",
+            )
+        )
+    return b.const(codes.astype(DTYPES[dtype]), dtype, name="bias")
 
 
 def real_values(bias: Any) -> npt.NDArray[Any]:
