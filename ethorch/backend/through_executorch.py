@@ -20,7 +20,7 @@ from ethorch.backend.emit.build import Build
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import rename_kernels
-from ethorch.lower.fx.export import export_module
+from ethorch.lower.fx.export import export_module, remedy_of
 from ethorch.lower.fx.node import record_operators
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
@@ -105,4 +105,5 @@ def _convert_errors(report: PartitionReport) -> Iterator[None]:
         if is_raised_in(error, Path(__file__).parent.parent):
             raise
         missing = " ".join(refusal_texts(refusal.to_json() for refusal in report.without_kernel))
-        raise EthorchError(f"ExecuTorch cannot lower the model{at(error)}: {first_sentence(error)} {missing}".rstrip()) from error
+        text = f"ExecuTorch cannot lower the model{at(error)}: {first_sentence(error)}{remedy_of(error)} {missing}"
+        raise EthorchError(text.rstrip()) from error

@@ -118,7 +118,7 @@ def quantize_methods(
 
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
-    """Return the submodule names of all models for a message, or ``["(none)"]`` if the models have no submodules."""
+    """Return the submodule names of all models, or ``["(none)"]``."""
     return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ethorch import EthosUCompileSpec, EthosUQuantizer, sqnr_db
+from ethorch import EthosUCompileSpec, EthosUQuantizer, compile, sqnr_db
 from ethorch.arm.quantizer import get_symmetric_quantization_config
-from ethorch.support.errors import QuantizationError
+from ethorch.support.errors import EthorchError, QuantizationError
 
 
 class Branches(nn.Module):
@@ -179,3 +179,8 @@ def test_branches_without_arguments() -> None:
     program = torch.export.export(converted, (x,)).run_decompositions({})
     for sample in (x, -x):
         torch.testing.assert_close(program.module()(sample), Constants()(sample), rtol=0, atol=result.args[1] / 2)
+
+
+def test_compiling_a_loop_without_quantizing_it_has_a_remedy() -> None:
+    with pytest.raises(EthorchError, match=r"Unroll the loop in Python, or .* EthosUQuantizer\.quantize_with_submodules"):
+        compile(Loop(), torch.randn(2, 8), "ethos-u85-256", progress=False)

@@ -23,6 +23,7 @@ from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.pipeline import run_passes
 from ethorch.quantization.shared_buffers import start_from_initial_state
+from ethorch.support.errors import EthorchError
 from ethorch.targets import TARGETS
 
 ROWS, WIDTH = 300, 16
@@ -365,3 +366,39 @@ def test_an_input_is_cast_before_it_is_viewed(target: str) -> None:
     operators = [call.operator for method in pte.read(program.pte).methods.values() for call in method.calls]
     assert not any("unsqueeze" in name for name in operators)
     assert ethorch.sqnr_db(model(step), program(step)) > 20
+
+
+class Picked(nn.Module):
+    """Rows and columns at indices of rank 0."""
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        y = 2 * x
+        return y[i], y[:, i] + 1, torch.select(y, 1, y.sum(0).argmax()), x[-1] * 2
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+def test_an_index_of_rank_0_selects(target: str) -> None:
+    torch.manual_seed(0)
+    samples = [(torch.randn(6, 5), torch.tensor(number % 5)) for number in range(6)]
+    program = ethorch.compile(Picked(), samples[0], target, calibration=samples, progress=False)
+    for x, i in (samples[2], samples[4], (samples[0][0], torch.tensor(-2))):
+        for wanted, found in zip(Picked()(x, i), program(x, i), strict=True):
+            assert found.shape == wanted.shape and ethorch.sqnr_db(wanted, found) > 25
+
+
+class Cut(nn.Module):
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        return x[i : i + 2] * 2
+
+
+class Filled(nn.Module):
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        y = x * 2
+        y[i] = 1.0
+        return y
+
+
+@pytest.mark.parametrize("model, remedy", [(Cut(), r"x\[start \+ torch\.arange"), (Filled(), r"y\[i\.reshape\(1\)\] = z")])
+def test_other_uses_of_an_index_of_rank_0_have_a_remedy(model: nn.Module, remedy: str) -> None:
+    with pytest.raises(EthorchError, match=remedy):
+        ethorch.compile(model, (torch.randn(6, 5), torch.tensor(2)), "ethos-u55-128", progress=False)

@@ -116,17 +116,27 @@ def export_module(
             raise UserCodeError(
                 f"the model's control flow depends on tensor values{at(error)}, but torch.export supports only one path. Compute "
                 "both paths and select a result with torch.where, or use torch.cond. Numbers that item() or int() "
-                "reads from a tensor, and masks used as indices, must be constant."
+                "reads from a tensor, and masks used as indices, must be constant. Assign to elements with an index of rank 1, as "
+                "in y[i.reshape(1)] = z."
             ) from error
-        raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{_remedy(error)}") from error
+        text = f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{remedy_of(error)}"
+        raise UserCodeError(text) from error
 
 
-def _remedy(error: Exception) -> str:
+def remedy_of(error: Exception) -> str:
+    """Return a remedy with a leading space, or ""."""
     text = f"{at(error)} {error}"
     if "numpy" in text:
         return " Use torch operators instead of NumPy in forward."
     if "pack_padded" in text or "pad_packed" in text or "PackedSequence" in text:
         return " Pass padded tensors to the recurrent layer, and mask its outputs, because packed sequences have no fixed shape."
+    if "while_loop" in text and "Unsupported control flow" in text:
+        return (
+            " Unroll the loop in Python, or quantize the model for an ethos-u85 target with "
+            "EthosUQuantizer.quantize_with_submodules, and pass the result to ethorch.compile."
+        )
+    if "unbacked" in text or "data-dependent" in text:
+        return " Use computed indices instead of slices with computed bounds, e.g. x[start + torch.arange(size)]."
     if "not a known type" in text:
         return " Return tensors, tuples and dicts, or register a dataclass with torch.export.register_dataclass."
     return ""

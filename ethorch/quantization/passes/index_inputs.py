@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.fx.node import is_float, is_in_place, is_int64, tensor_of
+from ethorch.lower.fx.node import arguments, is_float, is_in_place, is_int64, tensor_of
 from ethorch.lower.ops.arithmetic import add, sub
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.compare import COMPARISONS
@@ -28,6 +28,25 @@ aten = torch.ops.aten
 _LARGEST_TABLE = 1 << 23  #: maximum number of elements of a table, to limit flash
 _WITHIN = (add, sub, where, masked_fill)  #: operators whose results fit 32 bits if their operands are indices
 _TRIES = 3  #: number of random position tensors with which a table is verified
+
+
+def index_by_tensors(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace ``select`` with ``index`` if the index is a tensor of rank 0, as in ``x[i]``."""
+    for node in list(graph_module.graph.nodes):
+        if node.target not in (aten.select.int, aten.select_scatter.default):
+            continue
+        x, *values, dim, item = arguments(node)[0]
+        if not isinstance(item, Node) or item.target not in (aten.item.default, aten._local_scalar_dense.default):
+            continue
+        s, source, dim = AtenBuilder(graph_module, node), item.all_input_nodes[0], dim % len(shape_of(x))
+        if source.meta["val"].dtype not in (torch.int32, torch.int64):
+            source = s(aten.to.dtype, source, torch.int64)
+        indices = [*[None] * dim, s(aten.reshape.default, source, [1])]
+        if values:
+            result = s(aten.index_put.default, x, indices, s(aten.unsqueeze.default, values[0], dim))
+        else:
+            result = s(aten.squeeze.dim, s(aten.index.Tensor, x, indices), dim)
+        node.replace_all_uses_with(result)
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:

@@ -33,7 +33,7 @@ from ethorch.quantization.passes.experts import lower_experts
 from ethorch.quantization.passes.float_types import convert_float_types
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.quantization.passes.hard_choices import lower_hard_choices
-from ethorch.quantization.passes.index_inputs import cast_inputs_first, narrow_indices, tabulate_positions
+from ethorch.quantization.passes.index_inputs import cast_inputs_first, index_by_tensors, narrow_indices, tabulate_positions
 from ethorch.quantization.passes.state_buffers import register_written_parameters
 from ethorch.quantization.passes.top_k import lower_top_k
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
@@ -86,6 +86,8 @@ PASSES = (
     Pass("lower_experts", lower_experts, after=("remove_no_ops",), before=("fold_constants",)),
     # Decompositions depend on constant operands and their values.
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),
+    # Does not match constant indices.
+    Pass("index_by_tensors", index_by_tensors, after=("fold_constants",), before=("decompose_composites", "narrow_indices")),
     # Constants are folded before they are narrowed.
     Pass("convert_float_types", convert_float_types, after=("fold_constants",), before=("lower_complex",), only="fixed"),
     # Requires constant windows and rotations, and emits composites.
