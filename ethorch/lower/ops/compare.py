@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,9 @@ def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     """Emit the comparison ``name``, e.g. ``ge``. See ``in_one_unit`` for the precision."""
     comparison = _COMPARISONS[name]
     floats = any_float(x, y)
+    if not floats:  # no comparison with NaN holds, except !=, nor does one with the infinity that replaces NaN
+        beyond = -math.inf if comparison.swapped else math.inf
+        x, y = _replace_nan(x, -beyond), _replace_nan(y, beyond)
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)
     quantized = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     if not native(b):
@@ -72,6 +76,10 @@ def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
         yv = b.const_like(xv, 0)
     result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))
     return QTensor(invert_truth(b, result) if comparison.negated else result, dims, None)
+
+
+def _replace_nan(x: Any, number: float) -> Any:
+    return x if isinstance(x, QTensor) else np.where(np.isnan(x), number, x)
 
 
 _PAIRS = (
