@@ -20,6 +20,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ethorch.lower.fx.control_flow import is_control_flow
 from ethorch.lower.fx.node import is_float, is_in_place, is_left_out
+from ethorch.lower.fx.states import writes_of
 from ethorch.lower.ops.quant_rules import Layer, QuantRule
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.quantization.bias_observer import BIAS
@@ -39,6 +40,7 @@ class Scan:
         self.config_of = lambda node: None if is_left_out(node) else config_of(node)
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
+        self.written = writes_of(model.graph)
         self.ends: set[Node] = set()  # observed pointwise results, each of which starts a new chain
 
     def run(self) -> None:
@@ -151,6 +153,8 @@ class Scan:
                 continue
             if source and arg is not source[0]:
                 continue  # the argument is inside a chain
+            if rule.output == "none" and arg.op == "get_attr" and arg.target not in self.written:
+                continue  # a comparison with an unquantized constant is exact
             if rule.layer is not None and index == rule.layer.weight:
                 qspec = self.weight(node, arg, rule.layer.weight_axis, config)
             else:

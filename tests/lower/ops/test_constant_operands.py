@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ethorch import QuantizationConfig
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.support.errors import EthorchError
 from tests.helpers.ladder.rungs import climb, lowered
 from tests.helpers.ladder.samples import CASES, INPUTS, SPECS, Call, inputs_for, leaves
@@ -40,6 +42,28 @@ def test_what_is_joined_or_written_into_may_be_constant(name: str, place: int) -
     rest = tensors[:place] + tensors[place + 1 :]
     q = quantized(WithConstant(Call(name, sample), place, tensors[place]), [rest])
     climb(q, rest)
+
+
+class Compared(nn.Module):
+    """Comparisons with a constant of numbers that no range contains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bounds", torch.tensor([0.3, torch.nan, torch.inf, -torch.inf, 1e30, -0.1]))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        bounds = [self.bounds, *(self.bounds[k] for k in range(6)), torch.nan]
+        return [compare(x, bound) for compare in (torch.lt, torch.ge, torch.eq, torch.ne) for bound in bounds]
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config(), get_symmetric_a16w8_quantization_config()])
+def test_comparisons_with_numbers_beyond_any_range(config: QuantizationConfig, target: str) -> None:
+    inputs = (torch.randn(5, 6),)
+    q = quantized(Compared(), [inputs], config, target)
+    climb(q, inputs, target)
+    for found, wanted in zip(q.module(*inputs), Compared()(*inputs), strict=True):
+        assert (found != wanted).sum() <= 2  # values next to 0.3 and -0.1
 
 
 class Positions(nn.Module):
