@@ -31,6 +31,11 @@ _REDUCTION = 0.999
 #: Maximum ratio of sums whose reciprocals are in one table. The error is up to 1/80 step for int8, and 1/4 step for int16.
 #: Mantissas need more operators: softmax of [4,8,8] takes 1,602 cycles with a table and 2,056 with mantissas (U85-256).
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
+#: Multiple of the output's range up to which the reciprocals of int16 have 16 bits, and the errors of tables are as above.
+_MULTIPLE = 4.0
+#: Multiple of the output's range above which a quotient reduces the other int8 results of its row. The 15 bits of reciprocals limit
+#: it. The error is up to 1/4 step.
+_MULTIPLE_OF_INT8 = 32.0
 #: The same ratios for logarithms. If all elements of a row are equal, one step of the result is log(count) / 32767.
 _RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
 
@@ -84,16 +89,16 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     return e / e.sum([dim])
 
 
-def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool) -> tuple[Value, float]:
-    # Returns the reciprocals of sums from ``least`` to ``most``, and their unit. For a smaller sum, the result is too small.
+def _reciprocal(b: Builder, e: _Exponentials, least: float, most: float, *, int8: bool, precise: bool) -> tuple[Value, float]:
+    # Returns the reciprocals of sums from ``least`` to ``most``, and their unit. For a smaller sum, an int8 result is too small.
     # INT16 with 15 bits for int8, otherwise INT32 with 16 bits, so that the product with an exponential remains below 2**31.
     lowest, highest = e.one * least, e.one * most
-    if highest <= lowest * (_RATIO_OF_INT8 if int8 else _RATIO_OF_INT16):
+    if not precise:
         unit, bounds = 1 / least / (32767 if int8 else 65535), [lowest, max(highest, 2 * lowest)]
         dtype = "INT16" if int8 else "INT32"
         return tabulate(b, e.sums, lambda v: e.one / v, bounds, unit, dtype=dtype), unit
     mantissas = Mantissas.of(b, e.sums, 2)
-    if least > 1:
+    if least > 1 and int8:
         bound = b.const_like(e.sums, exponent_of(lowest, 2), name="bound")
         mantissas = replace(mantissas, exponent=b.emit("MINIMUM", mantissas.exponent, bound))
     # 1 / sum = 2**h * look-up / 2**30
@@ -130,10 +135,14 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     if count == 1 or q.zp == q.qmax:
         return QTensor(_emit_constant(b, value, int(q.quantize([1.0])[0]), q), dims, q)
     e = _exponentials(b, x, dim)
-    # A quotient above four times the range of ``out`` saturates.
-    least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count, 2.0**12)
-    reciprocal, unit = _reciprocal(b, e, least, count, int8=int8)
-    acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
+    most = q.step * (q.qmax - q.zp)  # quotients above this saturate
+    least = min(max(1.0, 1 / ((_MULTIPLE_OF_INT8 if int8 else _MULTIPLE) * most)), count, 2.0**12)
+    exponentials = b.rescale(e.codes, 1.0, dtype="INT32")
+    if least > 1 and not int8:
+        exponentials = b.emit("MINIMUM", exponentials, b.rescale(e.sums, 2 * most, dtype="INT32"))
+    precise = count > _RATIO_OF_INT8 * max(1.0, 1 / (_MULTIPLE * most)) if int8 else least > 1 or count > _RATIO_OF_INT16
+    reciprocal, unit = _reciprocal(b, e, least, count, int8=int8, precise=precise)
+    acc = b.emit("MUL", exponentials, b.rescale(reciprocal, 1.0, dtype="INT32"), shift=0)
     return QTensor(b.requantize(acc, unit / e.one, q), dims, q)
 
 

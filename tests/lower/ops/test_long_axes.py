@@ -11,14 +11,18 @@ from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, QuantizationConfig, vela
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.fx import sequences
 from ethorch.lower.fx.node import constants_of
+from ethorch.lower.ops import OPS
+from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.lower.walk import Walk
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.npus import TARGETS as TARGETS_BY_NAME
+from ethorch.tosa.layout import contiguous
 from ethorch.tosa.serialize import serialize
 from ethorch.vela.delegate import builder_for
-from tests.helpers.ladder import climb, climbed, refusal_ids
+from tests.helpers.ladder import climb, climbed, machine, refusal_ids
 from tests.helpers.quantized import quantized
 
 TARGETS = ["ethos-u55-128", "ethos-u85-256"]
@@ -60,6 +64,26 @@ def test_softmax_of_many_nearly_equal_elements(target: str) -> None:
     """The sum of 66,000 exponentials of 15 bits would exceed int32."""
     inputs = (torch.rand(1, 66_000) * 0.01,)
     climb(quantized(nn.Softmax(-1), [inputs], target=target), inputs, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "highest", "most"), [("INT8", 127, 1.1), ("INT16", 32767, 150)])
+def test_softmax_of_rows_with_a_quotient_far_above_the_range(dtype: str, highest: int, most: float, target: str) -> None:
+    """The quotient is up to 23 times the range. Only it saturates; the other results of its row are correct."""
+    rng = np.random.default_rng(0)
+    zp, low = (-128, -128) if dtype == "INT8" else (0, -32767)
+    step = 16 / (highest - low)
+    codes = rng.normal(0, 0.3, (4, 1000)) / step
+    codes[:3, 7] = np.array([1.0, 2.3, 3.0]) / step
+    codes = np.rint(codes).astype(np.int8 if dtype == "INT8" else np.int16)
+    b = builder_for(EthosUCompileSpec(target).target)
+    out = QParams((0.0008 / (highest - zp),), (zp,), low, highest, dtype)
+    x = QTensor(b.input("x", codes.shape, dtype), contiguous(codes.shape), QParams((step,), (0,), low, highest, dtype))
+    b.graph.outputs.append(OPS["aten.softmax.int"].lower(b, x, 1, out=Result(codes.shape, "FP32", out)).value)  # type: ignore[misc]
+    (found,) = machine(serialize(rewrite(b.graph, tuning=b.tuning)), [codes], EthosUCompileSpec(target))
+    exact = torch.softmax(torch.from_numpy(codes * step), 1).numpy() / out.step + zp
+    assert (exact[:3, 7] > highest).all()
+    assert np.abs(found.reshape(exact.shape) - exact.clip(low, highest)).max() < most
 
 
 class Total(nn.Module):
