@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ethorch.models import zoos
 from ethorch.models.exported_program import load_exported_program
 from ethorch.models.open_sizes import dynamic_shapes_of
-from ethorch.models.samples import read_samples
+from ethorch.models.samples import Keywords, read_samples
 from ethorch.models.user_code import ZOOS, Reference, convert_user_errors, find, first_sentence
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError, FormatError, SpecError, UserCodeError
@@ -90,6 +90,12 @@ class UserModel:
         if isinstance(module, KeywordInputs):
             return (*_parameter_names(module.module)[: module.arguments], *module.names)
         return _parameter_names(module)[: len(self.example_inputs)]
+
+    @property
+    def keywords(self) -> Keywords:
+        """See ``Keywords``."""
+        module = getattr(self.module, "unwrapped", self.module)
+        return Keywords(module.names, module.constants) if isinstance(module, KeywordInputs) else Keywords()
 
 
 def _without_zero_strides(value: Any) -> Any:
@@ -297,8 +303,7 @@ def _create_from_python(module: ModuleType, reference: Reference) -> UserModel |
     user = UserModel(_set_eval_mode(model[0]), model[1], quantized=is_quantized(model[0]))
     if len(model) == 2:
         return user
-    keywords = user.module.names if isinstance(user.module, KeywordInputs) else ()
-    samples = read_samples(model[2], user.example_inputs, keywords=keywords, kind="calibration sample")
+    samples = read_samples(model[2], user.example_inputs, keywords=user.keywords, kind="calibration sample")
     return replace(user, calibration=[sample.inputs for sample in samples])
 
 
@@ -352,8 +357,8 @@ def _read_sessions(models: Mapping[str, UserModel], calls_by_session: Any) -> li
             if name not in models:
                 raise EthorchError(f"{place}: expected one of the methods {', '.join(map(repr, models))}, got {name!r}.")
             user = models[name]
-            keywords = user.module.names if isinstance(user.module, KeywordInputs) else ()
-            samples = list(read_samples([inputs], user.example_inputs, keywords=keywords, kind=f"{place} ({name!r}), sample"))
+            kind = f"{place} ({name!r}), sample"
+            samples = list(read_samples([inputs], user.example_inputs, keywords=user.keywords, kind=kind))
             calls += [(name, sample.inputs) for sample in samples]
         sessions.append(calls)
     return sessions

@@ -1,6 +1,6 @@
 """Read samples from tensors, arrays, batches, data sets, loaders, files and folders.
 
-Each sample consists of a label and the inputs of one inference. The inputs are checked against the example inputs.
+Inputs are checked against the example inputs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """An iterable over items, with an optional transform and limit. See ``ethorch.samples``."""
+    """See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
@@ -80,11 +80,19 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
     return Samples(source, transform, limit)
 
 
+@dataclass(frozen=True)
+class Keywords:
+    """The names of keyword inputs, and constant keyword arguments."""
+
+    names: Sequence[str] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
 def read_samples(
     source: Any,
     example_inputs: Inputs,
     *,
-    keywords: Sequence[str] = (),
+    keywords: Keywords = Keywords(),
     open_dims: Sequence[Collection[int]] | None = None,
     others: Sequence[Inputs] = (),
     limit: int | None = None,
@@ -99,7 +107,7 @@ def read_samples(
     Args:
         source: See :func:`samples`.
         example_inputs: Tuple that determines the number, shapes and dtypes of inputs, and whether samples are NumPy arrays.
-        keywords: Names of the keyword inputs, for items that are dicts.
+        keywords: Keyword inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Further example inputs, whose shapes are also accepted.
         kind: Name of an item in messages.
@@ -181,9 +189,9 @@ def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[
 
 
 class Expected:
-    """The expected number, shapes and dtypes of the tensors in a sample, from the example inputs."""
+    """The number, shapes and dtypes of the tensors in the example inputs."""
 
-    def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = (), open_dims: Sequence[Collection[int]] | None = None):
+    def __init__(self, example_inputs: Inputs, keywords: Keywords = Keywords(), open_dims: Sequence[Collection[int]] | None = None):
         self.example, self.keywords, self.open_dims = example_inputs, keywords, open_dims
         leaves = trees.leaves(self.example)
         self.leaves = len(leaves)
@@ -204,7 +212,7 @@ class Expected:
     def samples(self, item: Any, name: str) -> Iterator[Sample]:
         """Iterate over the samples of an item, which may be a batch."""
         for reading, label in _iterate_readings(item):
-            inputs = self._order_keywords(reading)
+            inputs = self._order_keywords(reading, name)
             example = self.example[0] if isinstance(inputs, Mapping) and len(self.example) == 1 else self.example
             if not trees.has_keys_of(inputs, example):
                 continue
@@ -212,6 +220,9 @@ class Expected:
             tensors: list[Any] = [_array(leaf) if self.of_arrays else _tensor(leaf) for leaf in leaves if _is_array(leaf)]
             if len(tensors) != len(self.tensors) or len(leaves) not in (len(tensors), self.leaves):
                 continue
+            if len(leaves) == self.leaves:
+                for number, (leaf, constant) in enumerate(zip(leaves, trees.leaves(self.example), strict=True)):
+                    _check_constant(f"input {number} of {name}", leaf, constant)
             count = self._count_samples(tensors)
             if count is None:
                 continue
@@ -225,9 +236,9 @@ class Expected:
             for number, member in enumerate(batch):
                 yield from self.samples(member if label is None else (member, label), f"{name}, entry {number}")
             return
-        if self.keywords and isinstance(item, Mapping):
+        if self.keywords.names and isinstance(item, Mapping):
             raise EthorchError(
-                f"{name}: expected the keyword arguments {', '.join(self.keywords)}, as in the example inputs, got "
+                f"{name}: expected the keyword arguments {', '.join(self.keywords.names)}, as in the example inputs, got "
                 f"{', '.join(map(str, item)) or 'none'}."
             )
         raise EthorchError(
@@ -313,10 +324,13 @@ class Expected:
             remedy = f"Use {actual} example inputs, e.g. image.float() / 255, or {expected} samples."
         return EthorchError(f"input {index} of {name}: expected {expected} like the example input, got {actual}. {remedy}")
 
-    def _order_keywords(self, inputs: Any) -> Any:
+    def _order_keywords(self, inputs: Any, name: str) -> Any:
+        names, constants = self.keywords.names, self.keywords.constants
         arguments, last = (inputs[:-1], inputs[-1]) if isinstance(inputs, (tuple, list)) and inputs else ((), inputs)
-        if self.keywords and isinstance(last, Mapping) and all(name in last for name in self.keywords):
-            return (*arguments, *(last[name] for name in self.keywords))
+        if names and isinstance(last, Mapping) and all(key in last for key in names):
+            for key, constant in constants.items():
+                _check_constant(f"{key} of {name}", last.get(key, constant), constant)
+            return (*arguments, *(last[key] for key in names))
         return inputs
 
     def _nest(self, tensors: list[Tensor]) -> Inputs:
@@ -326,6 +340,11 @@ class Expected:
             [next(remaining) if (isinstance(leaf, np.ndarray) if self.of_arrays else is_tensor(leaf)) else leaf for leaf in leaves]
         )
         return nested
+
+
+def _check_constant(subject: str, value: Any, constant: Any) -> None:
+    if trees.differ(value, constant):
+        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {value!r}. {trees.TO_VARY}")
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:

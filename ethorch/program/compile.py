@@ -16,7 +16,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ethorch.models.load import (
-    KeywordInputs,
     UserMethods,
     UserModel,
     check_module,
@@ -235,14 +234,13 @@ def user_model(
         user = of_shapes(user, shapes[0])
     if calibration is None:
         return user
-    names = user.module.names if isinstance(user.module, KeywordInputs) else ()
     with stage("read samples") as step:
         checked = []
         for sample in read_samples(
             calibration,
             examples[0],
             others=examples[1:],
-            keywords=names,
+            keywords=user.keywords,
             open_dims=None if shapes else user.dynamic_shapes,
             kind=_SAMPLE,
         ):

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ethorch import runtime
-from ethorch.models.load import KeywordInputs, in_eval_mode
-from ethorch.models.samples import Sample, Samples, read_samples
+from ethorch.models.load import in_eval_mode
+from ethorch.models.samples import Keywords, Sample, Samples, read_samples
 from ethorch.program.measure.meters import meter
 from ethorch.program.program import Program, host_of, load, record_of, select
 from ethorch.quantization.shared_buffers import start_from_initial_state
@@ -154,10 +154,9 @@ def evaluate(
             f"jobs={jobs} does not support programs with state, because calls that share state must run in order. Remove jobs."
         )
     model = record_of(program).model
-    user = None if model is None else model.module
-    names = user.names if isinstance(user, KeywordInputs) else ()
     example, *others = record_of(program).examples
-    source = read_samples(data, example, keywords=names, others=others, open_dims=record_of(program).open_dims)
+    keywords = Keywords() if model is None else model.keywords
+    source = read_samples(data, example, keywords=keywords, others=others, open_dims=record_of(program).open_dims)
     meters = {column: meter(metric) for column in columns}
     results_kept: list[SampleResult] = []
     closeness = _Closeness()

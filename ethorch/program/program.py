@@ -190,12 +190,25 @@ class Program:
             if user is None:
                 raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
             names = user.input_names[len(inputs) :]
+            for name, value in user.keywords.constants.items():
+                self._check_constant(f"input {name}", keywords.get(name, value), value)
+            keywords = {name: value for name, value in keywords.items() if name not in user.keywords.constants}
+            examples = dict(zip(names, user.example_inputs[len(inputs) :], strict=False))
+            keywords = {name: value for name, value in examples.items() if trees.is_constant(value)} | keywords
             if set(keywords) != set(names):
                 raise HostError(
                     f"expected the keyword inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
                     f"The program has {count_noun(len(self.inputs), 'input')}."
                 )
             inputs = (*inputs, *(keywords[name] for name in names))
+        if (compiled := self._record.model_in_memory) is not None:
+            example_inputs = compiled.example_inputs
+            if all(map(trees.is_constant, example_inputs[len(inputs) :])):
+                inputs = (*inputs, *example_inputs[len(inputs) :])
+            leaves, expected = trees.leaves(inputs), trees.leaves(example_inputs)
+            if len(leaves) == len(expected):
+                for number, (value, constant) in enumerate(zip(leaves, expected, strict=True)):
+                    self._check_constant(f"input {number}", value, constant)
         if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs) or (spec := self._structure(0)) is None:
             return inputs
         arguments, by_name = spec.unflatten([f"input {number}" for number in range(spec.num_leaves)])
@@ -206,6 +219,11 @@ class Program:
             raise HostError(f"expected inputs with the keys of the example inputs, {example}, got {actual}.")
         ordered: tuple[Any, ...] = trees.order_like(inputs, example)
         return ordered
+
+    @staticmethod
+    def _check_constant(subject: str, value: Any, constant: Any) -> None:
+        if trees.differ(value, constant):
+            raise HostError(f"{subject}: expected {constant!r}, as in the example inputs, got {value!r}. {trees.TO_VARY}")
 
     def _nest(self, outputs: list[Any]) -> Any:
         spec = self._structure(1)
@@ -306,15 +324,15 @@ class Program:
                 if not comparison.samples:
                     raise EthorchError(comparison.missing)
                 return comparison
-        from ethorch.models.samples import read_samples  # importing torch takes 1 second
+        from ethorch.models.samples import Keywords, read_samples  # importing torch takes 1 second
         from ethorch.program.measure.compare import compare_samples  # importing torchao and ExecuTorch takes 2 seconds
 
         example = inputs if self._record.model is None else self._record.model.example_inputs
         calls = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
-            names = getattr(getattr(self._record.model, "module", None), "names", ())
+            named = Keywords() if self._record.model is None else self._record.model.keywords
             example, *others = self._record.examples
-            checked = read_samples(samples, example, keywords=names, others=others, open_dims=self._record.open_dims)
+            checked = read_samples(samples, example, keywords=named, others=others, open_dims=self._record.open_dims)
             calls = [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         has_model = model is not None or self._record.model is not None

@@ -24,6 +24,7 @@ from ethorch.program.attempt import Attempt
 from ethorch.program.explanation import State, states_of
 from ethorch.program.facts import StreamPass, TensorInfo, Verification, sum_passes
 from ethorch.program.transfer import DEFERRED, Methods, method_of
+from ethorch.support import trees
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import roles
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -107,7 +108,7 @@ class Record:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names of all methods in the file."""
+        """See :attr:`Program.methods`."""
         return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Record:
@@ -186,12 +187,12 @@ class Record:
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """The flattened inputs, in order."""
+        """See :attr:`Program.inputs`."""
         return self._infos("input", self.description.inputs)
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """The flattened outputs, in order."""
+        """See :attr:`Program.outputs`."""
         return self._infos("output", self.description.outputs)
 
     def _infos(self, side: str, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -203,7 +204,20 @@ class Record:
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs, with float inputs quantized if the program's inputs are quantized."""
-        return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
+        taken = as_codes(
+            inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None}
+        )
+        if self.model_in_memory is None:
+            return taken
+        leaves, nest = trees.flatten(taken)  # ExecuTorch replaces strings with None
+        nested: tuple[Any, ...] = nest([None if isinstance(leaf, str) else leaf for leaf in leaves])
+        return nested
+
+    @property
+    def model_in_memory(self) -> UserModel | None:
+        """The model, or None if it is unknown or still pickled."""
+        model: UserModel | None = self.__dict__.get("model")
+        return model
 
     def batch(self, flat: Sequence[Any]) -> int:
         """Return the number of inferences that the inputs contain, or 1 for wrong shapes, so that the runtime raises an error."""

@@ -37,7 +37,7 @@ BRANCHES = "ethorch_branches"
 class Scan:
     def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
         self.model = model
-        self.config_of = lambda node: None if is_left_out(node) else config_of(node)
+        self.config_of: Callable[[Node], QuantizationConfig | None] = lambda node: None if is_left_out(node) else config_of(node)
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
         self.written = writes_of(model.graph)

@@ -135,6 +135,8 @@ def _schema_of_torch(operator: str) -> str | None:
 
 
 def _shorten_repr(value: Any) -> str:
+    if trees.is_tensor(value) or isinstance(value, np.ndarray):
+        return f"{dtype_name(value)}{list(value.shape)}"
     return f"{type(value).__name__} {' '.join(repr(value).split()):.40}"
 
 
@@ -155,8 +157,11 @@ def check_input(index: int, value: Any, spec: Value) -> Any:
     """
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))
-        if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)):
-            raise HostError(f"input {index}: expected {spec}, got {_shorten_repr(value)}.")
+        constant = None if spec.kind == "none" else spec.number
+        is_other = spec.kind in ("int", "double", "bool") and value != constant
+        if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)) or is_other:
+            expected = f"the compiled constant {constant}" if constant is not None else "None"
+            raise HostError(f"input {index}: expected {expected}, got {_shorten_repr(value)}. {trees.TO_VARY}")
         return float(value) if isinstance(value, int) and spec.kind == "double" else value
     is_tensor = trees.is_tensor(value)
     if not is_tensor and not isinstance(value, np.ndarray):

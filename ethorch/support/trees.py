@@ -32,6 +32,20 @@ def leaves(nest: Any) -> list[Any]:
     return flatten(nest)[0]
 
 
+#: Remedy for an input that is a constant of the compiled program.
+TO_VARY = "Compile the model with the other value, or with a tensor, e.g. torch.tensor(2.0), for an input that varies."
+
+
+def is_constant(nest: Any) -> bool:
+    """Return True if the nest contains only numbers, strings and None."""
+    return all(isinstance(leaf, (bool, int, float, str, type(None))) for leaf in leaves(nest))
+
+
+def differ(value: Any, constant: Any) -> bool:
+    """Return True if two numbers or strings of the same type differ."""
+    return type(value) is type(constant) and isinstance(value, (bool, int, float, str)) and value != constant
+
+
 def has_keys_of(nest: Any, example: Any) -> bool:
     """Return True if mappings at the same place have the same keys."""
     if isinstance(nest, Mapping) and isinstance(example, Mapping):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ethorch.models.samples import read_samples, samples
+from ethorch.models.samples import Keywords, read_samples, samples
 from ethorch.support.errors import EthorchError
 
 EXAMPLE = (torch.zeros(1, 3, 4, 6),)
@@ -45,13 +45,13 @@ def test_two_inputs_are_not_an_input_and_a_label() -> None:
     assert found.inputs[1].dtype == torch.int64 and found.label is None
     (found,) = taken([(*pair, 3)], example)
     assert found.label == 3
-    (found,) = taken([{"mask": pair[1], "x": pair[0], "more": 1}], example, keywords=["x", "mask"])
+    (found,) = taken([{"mask": pair[1], "x": pair[0], "more": 1}], example, keywords=Keywords(["x", "mask"]))
     assert torch.equal(found.inputs[0], pair[0])
 
 
 def test_keywords_after_arguments_are_in_the_order_of_forward() -> None:
     x, first, second = torch.rand(1, 4), torch.zeros(1, 2), torch.ones(1, 2)
-    (found,) = taken([((x,), {"second": second, "first": first})], (x, first, first), keywords=["first", "second"])
+    (found,) = taken([((x,), {"second": second, "first": first})], (x, first, first), keywords=Keywords(["first", "second"]))
     assert all(map(torch.equal, found.inputs, (x, first, second)))
 
 

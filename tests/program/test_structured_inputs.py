@@ -77,3 +77,62 @@ def test_names_of_inputs_with_channels_last() -> None:
     a, b = (x.permute(0, 2, 3, 1).contiguous() for x in samples[1])
     assert torch.equal(program(b=b, a=a), program(a, b))
     assert close(program(a, b).permute(0, 3, 1, 2), OfTwo()(*samples[1]))
+
+
+class WithConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(
+        self, x: Tensor, mode: str = "add", factor: float = 2.0, mask: Tensor | None = None, *, flag: bool = False
+    ) -> Tensor:
+        y = self.linear(x) + factor if mode == "add" else self.linear(x) * factor
+        y = -y if flag else y
+        return y if mask is None else y * mask
+
+
+def test_calls_may_repeat_or_omit_constants() -> None:
+    model, x = WithConstants().eval(), torch.linspace(-1, 1, 8)[None]
+    for arguments, keywords, calls in (
+        ((x, "mul", 3.0, None), {}, [(x, "mul", 3.0, None), (x, "mul", 3.0), (x, "mul"), (x,)]),
+        ((x,), {"mode": "mul", "mask": x}, [((x,), {"mode": "mul", "mask": x}), ((x,), {"mask": x})]),
+        ((x,), {"mode": "mul", "flag": True}, [((x,), {"mode": "mul", "flag": True}), ((x,), {"flag": True}), ((x,), {})]),
+    ):
+        program = ethorch.compile(model, (arguments, keywords), "ethos-u55-128", progress=False)
+        expected = model(*arguments, **keywords)
+        for call in calls:
+            given = call if keywords else (call, {})
+            assert close(program(*given[0], **given[1]), expected)
+        assert program.compare().bit_exact and program.accuracy is not None
+        for wrong in ({"mode": "add"}, {"factor": 4.0}, {"flag": False}):
+            with pytest.raises(HostError):
+                program(x, **{**keywords, **wrong})
+
+
+def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    model, x = WithConstants().eval(), torch.rand(1, 8)
+    program = ethorch.compile(model, (x, "mul", 3.0), "ethos-u55-128", progress=False)
+    loaded = ethorch.load(program.save(tmp_path / "m.pte"))
+    for run, wrong in ((program, (x, "add", 3.0)), (program, (x, "mul", 4.0)), (loaded, (x, None, 4.0)), (loaded, (x, "add", 3.0))):
+        with pytest.raises(HostError, match=r"input [12]: expected .*, got .*\. Compile the model with the other value"):
+            run(*wrong)
+    named = {"x": x, "mode": "mul", "factor": 3.0}
+    for example, other in (((x, "mul", 3.0), (x, "mul", 4.0)), (named, {**named, "mode": "add"})):
+        with pytest.raises(EthorchError, match=r"calibration sample 1: expected .* like the example input, got"):
+            ethorch.compile(model, example, "ethos-u55-128", calibration=[example, other], progress=False)
+    varying = ethorch.compile(model, (x, "mul", torch.tensor(3.0)), calibration=[(x, "mul", torch.tensor(n)) for n in (3.0, 4.0)])
+    assert close(varying(x, "mul", torch.tensor(4.0)), model(x, "mul", 4.0))
+
+
+@pytest.mark.parametrize("output", ["text", None, 3])
+def test_outputs_without_tensors_are_refused(output: Any) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return (x * 2, output) if output == "text" else output
+
+    with pytest.raises(
+        EthorchError, match=r"expected at least one tensor and no string as outputs, got .*Return only tensors"
+    ) as error:
+        ethorch.compile(Returns(), torch.rand(1, 8), progress=False)
+    assert repr(output) in str(error.value)

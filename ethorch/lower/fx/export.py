@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.export import ExportedProgram, _trace
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ethorch.lower.fx.constant_values import ConstantValues
@@ -74,9 +75,14 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 def check_outputs(program: ExportedProgram) -> None:
     """Raise QuantizationError if all outputs are empty, or for an unsupported key or output."""
     serializable(program.call_spec.out_spec)
-    values = [node.meta.get("val") for node in program.graph.output_node().all_input_nodes]
+    outputs = pytree.tree_leaves(program.graph.output_node().args)
+    values = [output.meta.get("val") if isinstance(output, Node) else output for output in outputs]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
+    if not tensors or any(isinstance(value, str) for value in values):
+        others = ", ".join(repr(value) for value in values if not isinstance(value, torch.Tensor)) or "none"
+        text = f"expected at least one tensor and no string as outputs, got {others}. Return only tensors, e.g. in a wrapper"
+        raise QuantizationError("quantize.output", text)
+    if all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
         raise QuantizationError(
             "quantize.empty",
             f"expected a nonempty output, got {describe_inputs(tensors)}. Use example inputs with a batch size of at least 1",
