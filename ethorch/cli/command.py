@@ -149,6 +149,10 @@ def _print_graph(error: BaseException) -> None:
 
 def sentence(error: Exception, with_traceback: bool = False) -> str:
     """Return the message to print for an error."""
+    _, of_torch, detail = str(error).partition("can't allocate memory")  # of a RuntimeError
+    if isinstance(error, MemoryError) or of_torch:
+        detail = (detail or str(error)).strip(": ").partition(". ")[0]
+        return f"not enough memory ({detail or 'unknown size'}). Use smaller inputs, or a computer with more memory."
     if not isinstance(error, (EthorchError, OSError)):
         from ethorch.models.user_code import first_sentence
 

@@ -37,7 +37,7 @@ def compile_(
     from ethorch.program.saving import check_writable, describe_saved
 
     if (quantization.target or "").startswith("TOSA"):
-        return _compile_to_tosa(model, samples, quantization, choices, output)
+        return _compile_to_tosa(model, samples, quantization, budget, choices, output)
     settings = options.settings_of(choices, samples=samples, quantization=quantization, budget=budget)
     if output not in (None, STDOUT):
         assert output is not None
@@ -75,6 +75,7 @@ def _compile_to_tosa(
     model: str,
     samples: options.Samples,
     quantization: options.Quantization,
+    budget: options.Budget,
     choices: options.Choices,
     output: Path | None,
 ) -> Answer:
@@ -82,6 +83,9 @@ def _compile_to_tosa(
     from ethorch.targets.tosa_spec import TosaCompileSpec
 
     spec = TosaCompileSpec(quantization.target or "")
+    values = {**vars(quantization), **vars(budget)}
+    if ignored := [f"--{name.replace('_', '-')}" for name, value in values.items() if value and name not in ("target", "scheme")]:
+        raise SpecError(f"-t {quantization.target} supports the scheme and the samples, but not {', '.join(ignored)}. Remove them.")
     settings: Settings = options.settings_of(choices, samples=samples)
     if output is not None:
         if output.suffix not in (".tosa", ".pte", ".bpte"):

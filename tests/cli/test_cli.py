@@ -429,6 +429,8 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "{}/net.pte"], "does not contain the float model", 1),
         (["compile", "{}/net.py:small", "--weights", "{}/none.pth"], "none.pth: No such file", 1),
         (["compile", "{}/net.py:two", "-q", "-o", "{}/x.tosa"], "a .tosa file contains one method, but {}/net.py:two has a, b", 2),
+        (["compile", "{}/net.py:small", "-t", "TOSA-1.0+INT", "--io", "int8", "--ram", "1K"], "but not --io, --ram. Remove", 2),
+        (["compile", "{}/net.py:small", "--shape", "1x3x1000000x1000000"], "not enough memory", 1),
         (["firmware", "{}/net.pte", "-o", "{}/x", "--embed", "zip"], "expected embed to be", 2),
         (["firmware", "{}/net.pte", "-o", "{}/x", "--name", "a b"], "invalid model name", 2),
         (["report", "{}/net", "-o", "{}/net", "--format", "html"], "expected a file, got a folder", 1),
