@@ -45,13 +45,13 @@ _WORTH = 0.005  # minimum relative improvement of a suggestion
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change to the settings or the model, and its effect on the program.
+    """A change to the settings or the model, and its effect on the program (of several methods: on the first).
 
     Attributes:
         change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.
         ram_bytes, flash_bytes: Change in the RAM and flash of the whole application.
         milliseconds: Change in the estimated time, or None if unknown.
-        fits: Whether all budgets are met, or None if no budget is set or the change was compiled for a single layer.
+        fits: Whether all budgets are met, or None if no budget is set, or a single layer or method was compiled.
         note: Consequence of the change for the user.
     """
 
@@ -114,16 +114,25 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
     """
     if record.model is None or record.settings is None or record.config is not None:
         raise EthorchError("suggestions require a program compiled from a model with a named scheme. Use ethorch.compile.")
-    entries = []
-    for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
+
+    def attempt(change: str, user: UserModel, settings: Settings) -> Record | None:
         with stage(f"try {change}"), mute_sample_warnings():
             try:
-                changed = compile_by(user, settings)
+                return compile_by(user, settings)
             except EthorchError:
-                continue  # the change does not apply to this model
-        entry = _compare_builds(change, note, record, changed)
-        if _worth(entry, record):
-            entries.append(entry)
+                return None  # the change does not apply to this model
+
+    given = _as_given(record.model, record.settings)
+    is_alone = len(record.methods) == 1
+    base = record if is_alone else attempt(f"method {record.method} alone", given, record.settings)
+    entries = []
+    for change, note, user, settings in _changes(given, record.settings, record):
+        changed = attempt(change, user, settings)
+        if base is None or changed is None:
+            continue
+        entry = _compare_builds(change, note, base, changed)
+        if _worth(entry, base):
+            entries.append(entry if is_alone else replace(entry, fits=None))
     entries += _widths(record, compile_by)
     entries.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
     return Suggestions(tuple(entries), tuple(_in_the_way(record)))

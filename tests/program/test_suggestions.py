@@ -146,6 +146,15 @@ def test_the_command_line_tries_them_where_a_budget_does_not_hold(
     assert (tmp_path / "net.pte").exists() and len(data["tried"]) == 2
 
 
+def test_changes_of_one_of_several_methods_are_relative_to_this_method() -> None:
+    torch.manual_seed(0)
+    inputs, settings = {"a": torch.randn(1, 64), "b": torch.randn(1, 64)}, ethorch.Settings(verify=False, flash="4K")
+    both = ethorch.compile({"a": nn.Linear(64, 64), "b": nn.Linear(64, 64)}, inputs, settings=settings)
+    weights = 64 * 64
+    for entry in both.suggest().entries:
+        assert entry.fits is None and entry.flash_bytes > -weights, "the weights of the other method are no saving"
+
+
 def test_what_is_wrong_with_the_samples_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="ethorch"):
         ethorch.compile(nn.ReLU(), torch.rand(1, 3, 8, 8), ram=1).suggest()
