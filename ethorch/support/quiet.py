@@ -41,17 +41,24 @@ def quiet() -> Iterator[None]:
                 _restored.close()
 
 
+def _is_relevant(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Torchgen is not able to parse the schema")  # logged by ExecuTorch as not fatal
+
+
 @contextmanager
 def _silence() -> Iterator[None]:
     level_by_name = {**dict.fromkeys(_LOGGERS, logging.ERROR), **dict.fromkeys(_DUPLICATES, logging.CRITICAL)}
+    root = logging.getLogger()
     levels = {logger: logger.level for name in level_by_name if not (logger := logging.getLogger(name)).level}
     with warnings.catch_warnings():
         for category in (FutureWarning, UserWarning, DeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for logger in levels:
             logger.setLevel(level_by_name[logger.name])
+        root.addFilter(_is_relevant)
         try:
             yield
         finally:
+            root.removeFilter(_is_relevant)
             for logger, level in levels.items():
                 logger.setLevel(level)
