@@ -40,9 +40,9 @@ def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
 
 
 def find_submodules(module: nn.Module, name: str) -> list[str]:
-    """Return the submodule names of ``module`` among ``name`` and ``module.<name>`` (the name in a wrapped model)."""
+    """Return the submodule names of ``module`` among ``name`` and ``module.<name>``, its name in up to two wrappers."""
     names = {submodule for submodule, _ in module.named_modules()}
-    return [submodule for submodule in (name, f"module.{name}") if submodule in names]
+    return [submodule for depth in range(3) if (submodule := f"{'module.' * depth}{name}") in names]
 
 
 def quantizer_for(settings: Settings, module: nn.Module, is_qat: bool = False) -> EthosUQuantizer:

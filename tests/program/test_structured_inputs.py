@@ -136,3 +136,31 @@ def test_outputs_without_tensors_are_refused(output: Any) -> None:
     ) as error:
         ethorch.compile(Returns(), torch.rand(1, 8), progress=False)
     assert repr(output) in str(error.value)
+
+
+def test_a_module_is_named_as_in_the_model_in_every_wrapper() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+            return self.conv(image) * scale
+
+    inputs = {"image": torch.rand(1, 3, 4, 4), "scale": torch.rand(1, 4, 1, 1)}
+    for layout in ("nchw", "nhwc"):
+        settings = ethorch.Settings(io_layout=layout, io="int8", modules={"conv": "a16w8"})
+        program = ethorch.compile(Scaled().eval(), inputs, settings=settings)
+        (row,) = program.explain(operator="conv2d").operators[-1:]
+        assert row.module.endswith("module.conv") and row.source.startswith("test_structured_inputs.py:")
+        ((dtype, on_npu),) = {(x.dtype, x.on_npu) for x in program.compare().layers if x.operator.startswith("aten.conv2d")}
+        assert (dtype, on_npu) == ("int16", True)
+    with pytest.raises(EthorchError, match="unknown module 'a b'"):
+        ethorch.compile(Scaled().eval(), inputs, modules={"a b": "int8"})
+    sources = {
+        row.source
+        for row in ethorch.compile(nn.Sequential(nn.Conv2d(3, 4, 1)), torch.rand(1, 3, 4, 4), settings=settings.with_(modules={}))
+        .explain()
+        .operators
+    }
+    assert not any("layouts.py" in source for source in sources), sources

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -218,6 +219,8 @@ def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
 #: Key of a node's original name and operator in ``meta["custom"]``.
 _RECORD = "ethorch_operator"
 
+#: Folder of the wrappers in which ethorch exports a model.
+_WRAPPERS = str(Path(__file__).parents[2] / "models")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -242,8 +245,8 @@ def origin_of(node: Node) -> Origin:
     source = ""
     frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]
     if frames:
-        user_frames = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
-        if user_frames or not module:  # a module name is more useful than a line in torch
+        user_frames = [frame for frame in frames if "/site-packages/torch/" not in frame[0] and not frame[0].startswith(_WRAPPERS)]
+        if user_frames or not module:  # a module name is more useful than a line in torch or in a wrapper of the model
             path, line = (user_frames or frames)[-1]
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
     _, operator = (node.meta.get("custom") or {}).get(_RECORD, ("", ""))
