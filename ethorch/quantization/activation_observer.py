@@ -20,6 +20,7 @@ ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
 _LEAST_EXPONENT = -100  # of the histogram's reach, because the reciprocal of a denormal bin width overflows
 _NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
+_EXTENSION = 1 / 64  # extension of a follower's range: four steps of int8
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
 #: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
@@ -313,8 +314,22 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
         return self.leader.calculate_qparams(**kwargs)
 
 
+class ExtendedFollower(Follower):
+    """A follower with integers below its leader's range."""
+
+    def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        scale, zero = self.leader.calculate_qparams(**kwargs)
+        wider = scale * (1 + _EXTENSION)
+        if self.qscheme == torch.per_tensor_symmetric:
+            return wider, zero
+        highest = (self.quant_max - zero) * scale
+        return wider, (self.quant_max - highest / wider).round().clamp(self.quant_min, self.quant_max).to(zero.dtype)
+
+
 def find_leader(observer: Any) -> Any:
     """Return the last observer in the chain of leaders that starts with ``observer``."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
+        if isinstance(observer, ExtendedFollower):
+            break
         observer = observer.leader
     return observer

@@ -10,10 +10,11 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
 from ethorch.lower.fx.node import tensor_of
+from ethorch.lower.ops.attention import EXCLUDED
 from ethorch.lower.ops.matmul import has_many_columns
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
-from ethorch.quantization.activation_observer import ActivationObserver, Follower, find_leader
+from ethorch.quantization.activation_observer import ActivationObserver, ExtendedFollower, Follower, find_leader
 from ethorch.quantization.bias_observer import BiasObserver
 from ethorch.quantization.mask_inputs import lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
@@ -51,6 +52,9 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
             if isinstance(watcher, ActivationObserver):
                 watcher.domain = rule.domain
         if is_mask_fill(node):
+            if node.args[2] == EXCLUDED:
+                _extend_range(node, observers)
+                continue
             watcher = find_leader(observers.get((node.all_input_nodes[0], node)))
             trained = observers.get(node)
             if isinstance(watcher, ActivationObserver):
@@ -83,6 +87,15 @@ def _center_weights(model: GraphModule, observers: dict[Edge, Any], tuning: Tuni
         observer = find_leader(observers.get((operand, node)))
         if isinstance(observer, ActivationObserver) and observer.dtype == torch.int8:
             observer.center = written.zero_point, written.largest_step
+
+
+def _extend_range(node: Node, observers: dict[Edge, Any]) -> None:
+    output, source = observers.get(node), observers.get((node.args[0], node))  # type: ignore[arg-type]
+    if isinstance(output, ActivationObserver) and isinstance(source, (ActivationObserver, Follower)):
+        extended = ExtendedFollower(source)
+        observers.update({key: extended for key, observer in observers.items() if observer is output})
+    elif isinstance(output, FakeQuantizeBase):
+        output.register_forward_pre_hook(lift_masked)
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:

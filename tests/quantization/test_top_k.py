@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer
-from ethorch.arm.quantizer import get_symmetric_quantization_config
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from tests.helpers import ladder
 from tests.helpers.quantized import quantized, samples
 
@@ -115,3 +115,28 @@ def test_of_equal_values_the_first_places_count():
     x[1, 2:4] = 1
     graph = drawn(Function(lambda x: torch.zeros_like(x).scatter(1, x.topk(2)[1], 1.0)), x)
     assert graph(x).tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config(), get_symmetric_a16w8_quantization_config()])
+@pytest.mark.parametrize("k", [2, 4])
+def test_each_place_is_chosen_once_if_values_saturate(k, config):
+    module = Function(lambda x: torch.zeros_like(x).scatter(1, x.topk(k)[1], 1.0))
+    q = quantized(module, samples((ROWS, WIDTH)), config)
+    x = 5 * samples((ROWS, WIDTH))[0][0]
+    x[0], x[1], x[2] = 20 + torch.arange(WIDTH), -20 - torch.arange(WIDTH), -50
+    x[2, 5] = 1
+    assert q.module(x).sum(1).tolist() == [k] * ROWS
+    ladder.climb(q, (x,))
+
+
+def test_weights_of_experts_that_others_outweigh():
+    """The second weight rounds to 0, as do those of experts that are not chosen."""
+
+    def gate(x: Tensor) -> Tensor:
+        weights, places = torch.softmax(x, -1).topk(2, -1)
+        return torch.zeros_like(x).scatter(1, places, weights)
+
+    calibration = [(4 * x,) for (x,) in samples((ROWS, WIDTH))]
+    q = quantized(Function(gate), calibration)
+    x = 9 * torch.eye(ROWS, WIDTH)
+    assert (q.module(x) - gate(x)).abs().max() < 0.02

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import arguments, is_float, op_name
 from ethorch.lower.ops.arithmetic import add, mul, sub
-from ethorch.lower.ops.attention import MASKED
+from ethorch.lower.ops.attention import EXCLUDED, MASKED
 from ethorch.lower.ops.clamp import clamp, maximum, minimum
 from ethorch.lower.ops.division import div
 from ethorch.lower.ops.joining import cat
@@ -61,7 +61,7 @@ def _erase(node: Node) -> None:
 def _fill(s: AtenBuilder, node: Node, x: Any, mask: Any, value: Any) -> Node | None:
     if (mask_node := mask_tensors.select_mask(s, node, mask, value, x)) is not None:
         return mask_node
-    return None if huge(s, value) is None or value == MASKED else mask_scores(s, x, truth_of(s, mask))
+    return None if huge(s, value) is None or value in (MASKED, EXCLUDED) else mask_scores(s, x, truth_of(s, mask))
 
 
 def _where(s: AtenBuilder, node: Node, mask: Any, x: Any, y: Any) -> Node | None:

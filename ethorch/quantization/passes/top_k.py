@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import arguments, op_name
-from ethorch.lower.ops.attention import MASKED
+from ethorch.lower.ops.attention import EXCLUDED, MASKED
 from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def draw_top_k(s: AtenBuilder, topk: Node) -> None:
         places.append(s(aten.argmax.default, left, -1, True))
         marks.append(s(aten.eq.Tensor, numbers, places[-1]))
         if not last:
-            left = s(aten.masked_fill.Scalar, left, marks[-1], MASKED)
+            left = s(aten.masked_fill.Scalar, left, marks[-1], EXCLUDED if left is row else MASKED)
     greatest = _concatenate(s, values)
     for user in [user for indices in results(topk, 1) for user in indices.users if _is_along(user, topk)]:
         user.replace_all_uses_with(greatest if _reads(user, row) else _at_marks(AtenBuilder(s.model, user), user, marks))
