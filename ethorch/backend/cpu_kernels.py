@@ -22,6 +22,7 @@ from ethorch.targets.cpu_operators import CPU_OPERATORS, base_name
 
 #: Maximum rank of the result of ExecuTorch's aten.convolution kernel.
 _MAX_CONVOLUTION_RANK = 4
+_REAL_PARTS = "Represent each complex tensor by two real tensors (real and imaginary parts), e.g. return torch.view_as_real(y)."
 #: Namespaces of operators that ExecuTorch or ``products_on_cpu`` inserts.
 _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m", "ethorch")
 
@@ -46,7 +47,9 @@ def without_kernel(node: Node) -> Reason | None:
         alike = len(shapes) == 1 and all(isinstance(arg, Node) for arg in node.args)
         if base not in CPU_OPERATORS or not CPU_OPERATORS[base].has_complex_kernel or (base in ("add", "sub", "mul") and not alike):
             text = f"ExecuTorch's CPU kernel for {name} does not support complex tensors"
-            return Reason("cpu.complex", text, "Represent each complex tensor by two real tensors (real and imaginary parts).")
+            return Reason("cpu.complex", text, _REAL_PARTS)
+    if name == "aten._fft_r2c.default" and node.args[3] is False:
+        return Reason("cpu.fft", f"ExecuTorch's CPU kernel for {name} computes only half of the spectrum (onesided)", _REAL_PARTS)
     if name == "aten.convolution.default" and (value := node.meta.get("val")) is not None and value.dim() > _MAX_CONVOLUTION_RANK:
         text = f"ExecuTorch's CPU kernel for {name} supports one or two spatial axes, not three"
         return Reason("cpu.convolution_3d", text, f"{_remedy(node)} Or apply Conv2d or ConvTranspose2d to each plane.")

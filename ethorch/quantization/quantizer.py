@@ -15,6 +15,8 @@ from typing_extensions import Self
 
 from ethorch.lower.fx.export import check_float32
 from ethorch.lower.fx.node import flat, is_float, is_left_out, leave_out
+from ethorch.lower.ops.cast import to
+from ethorch.lower.ops.spec import find
 from ethorch.models.open_sizes import is_dynamic
 from ethorch.quantization.annotate import Scan
 from ethorch.quantization.calibration_checks import check_shapes
@@ -34,6 +36,9 @@ from ethorch.targets.tuning import UNTUNED
 logger = logging.getLogger(__name__)
 
 Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
+
+
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
@@ -181,10 +186,18 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Check a graph after annotation, and warn if no operator is annotated.
 
         Raises:
-            QuantizationError: An operator has inputs on different devices.
+            QuantizationError: An operator has inputs on different devices, or converts a wide unsigned integer.
         """
         for node in model.graph.nodes:
             inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
+            dtypes = {value.dtype for value in (*inputs, node.meta.get("val")) if isinstance(value, Tensor)}
+            if node.op == "call_function" and find(node.target) is to and not dtypes.isdisjoint(_UNSIGNED):
+                raise QuantizationError(
+                    "quantize.unsigned",
+                    f"{node.name}: expected uint8, signed integers or floats, got "
+                    f"{' and '.join(sorted(str(dtype).removeprefix('torch.') for dtype in dtypes & _UNSIGNED))}, for which "
+                    "ExecuTorch has no kernels. Use int32 or int64 in the model and for its inputs",
+                )
             devices = sorted({str(value.device) for value in inputs if isinstance(value, Tensor)})
             if node.op == "call_function" and len(devices) > 1:
                 raise QuantizationError(

@@ -31,6 +31,15 @@ class Scaled(nn.Module):
         return x * self.factors
 
 
+class Casts(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x.real).to(self.dtype) if x.is_complex() else x.to(self.dtype)
+
+
 def named(name: str) -> nn.Module:
     module = nn.Sequential()
     module.add_module(name, nn.Linear(8, 2))
@@ -44,6 +53,9 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str, str]] = {
     "bfloat16": (network().to(SHORT), X.to(SHORT), "quantize.dtype", r"model\.float\(\)"),
     "float16": (network().half(), X.half(), "quantize.dtype", "float16"),
     "input of float16": (network(), X.half(), "quantize.dtype", "input 0"),
+    "input of complex128": (Casts(torch.float32), X.to(torch.complex128), "quantize.dtype", r"x\.to\(torch\.complex64\)"),
+    "input of uint16": (Casts(torch.float32), torch.ones(2, 8, dtype=torch.uint16), "quantize.unsigned", "Use int32"),
+    "output of uint32": (Casts(torch.uint32), X, "quantize.unsigned", "got uint32"),
     "empty batch": (network(), X[:0], "quantize.empty", "batch size of at least 1"),
     "quotation mark": (named('a"b'), X, "quantize.name", "quotation mark"),
     "backslash": (named("a\\"), X, "quantize.name", "Rename"),

@@ -38,14 +38,17 @@ def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None
 
 
 def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
-    """Check that each float tensor is float32, the only float dtype that can be quantized.
+    """Check that each float tensor is float32, which can be quantized. Refuse complex128.
 
     Raises:
         QuantizationError: A float tensor is not float32 (reason ``quantize.dtype``).
     """
     for name, dtype in dtypes:
+        actual = str(dtype).removeprefix("torch.")
+        if dtype == torch.complex128:  # ExecuTorch's CPU kernels misread it
+            text = f"expected {name} to be complex64, got {actual}. Use x.to(torch.complex64) or torch.view_as_real(x)"
+            raise QuantizationError("quantize.dtype", text)
         if dtype.is_floating_point and dtype != torch.float32:
-            actual = str(dtype).removeprefix("torch.")
             raise QuantizationError(
                 "quantize.dtype",
                 f"expected {name} to be float32, got {actual}. Convert the model with model.float(), casts in forward to float32, "
