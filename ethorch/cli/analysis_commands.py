@@ -119,7 +119,7 @@ def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
     record = record_of(program)
     if record.model is None:
         return inputs_for(program, paths)
-    return inputs_from(paths, record.model.example_inputs, record.open_dims)
+    return inputs_from(paths, record.model.example_inputs, record.open_dims, record.model.keywords)
 
 
 @command("report", PANEL)
@@ -168,7 +168,7 @@ def report(
         if inputs:
             raise SpecError("--baseline compares two builds without running them. Remove --inputs.")
         if output is not None:
-            check_output(output)
+            _check_output(output)
             if (kind := _format(output, format)) not in ("md", "json"):
                 raise SpecError(
                     f"--output: expected format md or json for a comparison of builds, got {kind}. Use the suffix .md or .json."
@@ -179,7 +179,7 @@ def report(
         raise SpecError("--fail-on-regression requires an earlier build. Use --baseline PROGRAM.")
     kind = _format(output, format)
     if output is not None:
-        check_output(output)
+        _check_output(output)
     data, comparison = read_data(program, choices, method), None
     if data is None:
         subject = sources.program_of(program, choices, method)
@@ -212,8 +212,7 @@ def _format(output: Path | None, format: str | None) -> str:
     raise SpecError(f"--output: expected one of the suffixes {', '.join(FORMATS)}, got {output}. Use --format for other suffixes.")
 
 
-def check_output(output: Path) -> None:
-    """Raise EthorchError if the report cannot be written."""
+def _check_output(output: Path) -> None:
     from ethorch.program.saving import check_file
 
     if str(output) != "-":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from ethorch.models.samples import read_samples
+from ethorch.models.samples import Keywords, read_samples
 from ethorch.program.program import Program
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.wording import count_noun
@@ -90,9 +90,12 @@ def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
 
 
 def inputs_from(
-    paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
+    paths: Sequence[Path],
+    example_inputs: tuple[Any, ...],
+    open_dims: Sequence[Collection[int]] | None = None,
+    keywords: Keywords | None = None,
 ) -> tuple[Any, ...]:
-    """Read the inputs of one inference from one file with all inputs, or from one file per input.
+    """Read the inputs of one inference from one file, or from one per input.
 
     Args:
         open_dims: For each example input, the axes whose sizes may differ from the example's. Default: no axes.
@@ -104,15 +107,20 @@ def inputs_from(
         several = f", or {len(example_inputs)} files (one for each input)" if len(example_inputs) > 1 else ""
         raise EthorchError(f"--inputs: expected one file{several}; got {len(paths)}.")
     if len(paths) == 1:
-        return _first(paths[0], example_inputs, open_dims)
+        return _first(paths[0], example_inputs, open_dims, keywords)
     dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]
     return tuple(
         _first(path, (example,), open_axes)[0] for path, example, open_axes in zip(paths, example_inputs, dims, strict=True)
     )
 
 
-def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
-    samples = list(read_samples(str(path), example_inputs, open_dims=open_dims, limit=2))
+def _first(
+    path: Path,
+    example_inputs: tuple[Any, ...],
+    open_dims: Sequence[Collection[int]] | None,
+    keywords: Keywords | None = None,
+) -> tuple[Any, ...]:
+    samples = list(read_samples(str(path), example_inputs, keywords=keywords or Keywords(), open_dims=open_dims, limit=2))
     if len(samples) > 1:
         raise EthorchError(f"{path}: expected the inputs of one inference, got several samples.")
     return samples[0].inputs

@@ -22,7 +22,7 @@ def read(path: Path, shapes: Shapes) -> Any:
     """Read a file as an item for ``ethorch.models.samples``.
 
     - ``.npy``: An array.
-    - ``.npz``: An array, or a tuple of arrays in file order.
+    - ``.npz``: An array, or arrays by name.
     - ``.pt``, ``.pth``: Tensors written by ``torch.save``.
     - ``.csv``: One sample per row of numbers. A header is skipped.
     - ``.wav``: float32 in -1..1 with shape [samples] for one channel, or [channels, samples] for several.
@@ -60,8 +60,8 @@ def _read_numpy(path: Path, shapes: Shapes) -> Any:
     if isinstance(content, np.ndarray):
         return content
     with content:
-        arrays = tuple(content[name] for name in content.files)
-    return arrays if len(arrays) > 1 else arrays[0]
+        arrays = {name: content[name] for name in content.files}
+    return arrays if len(arrays) != 1 else next(iter(arrays.values()))
 
 
 def _read_torch(path: Path, shapes: Shapes) -> Any:

@@ -100,7 +100,7 @@ def read_samples(
 ) -> Iterator[Sample]:
     """Iterate over the samples of ``source``, one per inference.
 
-    An item is a tensor or array, a tuple of tensors or arrays, a dict of keyword inputs, or (inputs, label). Items may omit a batch
+    An item is a tensor or array, a tuple of them, a dict of keyword inputs, or (inputs, label). Items may omit a batch
     dimension of 1. An item may also be a batch: samples concatenated along the first dimension or stacked along a new one. Floats
     are converted to the dtype of the example tensor. Integers are converted if their values fit.
 
@@ -205,8 +205,14 @@ class Expected:
         return _describe_leaves(self.tensors)
 
     def read(self, path: Path) -> Any:
-        """Read a sample file. Images and audio become tensors if the example inputs contain tensors."""
+        """Read a sample file. Images and audio become tensors if the example inputs contain tensors.
+
+        Arrays of a .npz become a dict if they have the inputs' names, otherwise a tuple.
+        """
         item = read(path, self.shapes)
+        if path.suffix.lower() == ".npz" and isinstance(item, Mapping):
+            of_dict = self.example[0] if len(self.example) == 1 and isinstance(self.example[0], Mapping) else {}
+            return item if item.keys() == set(self.keywords.names or of_dict) else tuple(item.values())
         return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
 
     def samples(self, item: Any, name: str) -> Iterator[Sample]:

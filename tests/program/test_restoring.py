@@ -66,7 +66,9 @@ def test_commands_on_a_folder_say_what_they_say_of_the_model(
 def test_a_folder_with_the_program_of_another_model_is_refused(program: ethorch.Program, tmp_path: Path) -> None:
     folder = program.save(tmp_path / "net")
     ethorch.compile(torch.nn.ReLU(), torch.rand(1, 8)).save(folder / "model.pte")
-    with pytest.raises(EthorchError, match=r"describes a \.pte of \d+ bytes, but model.pte has \d+ bytes\)\. Save the program again"):
+    with pytest.raises(
+        EthorchError, match=r"describes a \.pte of \d+ bytes, but model.pte has \d+ bytes\)\. Save the program again"
+    ):
         ethorch.load(folder)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch.cli.model_options import inputs_from
+from ethorch.models.samples import Keywords
 from ethorch.support.errors import EthorchError, HostError
 
 
@@ -53,6 +56,20 @@ def test_keys_of_a_dict_may_have_another_order(tmp_path: Path) -> None:
                 program({"a": sample["a"], "x": sample["b"]})
     with pytest.raises(EthorchError, match="like the example inputs"):
         ethorch.compile(OfDict(), samples[0], calibration=[({"a": a, "x": b},) for a, b in tensors()])
+
+
+def test_arrays_of_a_file_are_paired_by_name(tmp_path: Path) -> None:
+    samples = [{"a": a, "b": b} for a, b in tensors()]
+    file = tmp_path / "x.npz"
+    np.savez(file, b=samples[1]["b"].numpy(), a=samples[1]["a"].numpy())
+    for model, example, calibration in ((OfDict(), (samples[0],), [(x,) for x in samples]), (OfTwo(), samples[0], samples)):
+        by_file = ethorch.compile(model, example, calibration=file, io="int8")
+        program = ethorch.compile(model, example, calibration=[calibration[1]], io="int8")
+        assert by_file.inputs == program.inputs, "the ranges of both inputs"
+        expected = program.compare(samples[1]) if isinstance(model, OfDict) else program.compare(**samples[1])
+        assert program.compare(samples=file) == expected
+    found = inputs_from([file], (torch.ones(1, 8), torch.ones(1, 8)), keywords=Keywords(("a", "b")))
+    assert torch.equal(found[0], samples[1]["a"]) and torch.equal(found[1], samples[1]["b"])
 
 
 def test_one_tensor_for_two_inputs_is_two_inputs() -> None:
