@@ -201,14 +201,14 @@ class Program:
                     f"The program has {count_noun(len(self.inputs), 'input')}."
                 )
             inputs = (*inputs, *(keywords[name] for name in names))
-        if (compiled := self._record.model_in_memory) is not None:
-            example_inputs = compiled.example_inputs
-            if all(map(trees.is_constant, example_inputs[len(inputs) :])):
-                inputs = (*inputs, *example_inputs[len(inputs) :])
-            leaves, expected = trees.leaves(inputs), trees.leaves(example_inputs)
-            if len(leaves) == len(expected):
-                for number, (value, constant) in enumerate(zip(leaves, expected, strict=True)):
-                    self._check_constant(f"input {number}", value, constant)
+        leaves = trees.leaves(inputs)
+        needs_model = len(leaves) < len(self.inputs) or any(isinstance(leaf, str) for leaf in leaves)
+        if needs_model and (compiled := self._record.model) is not None:
+            if all(map(trees.is_constant, compiled.example_inputs[len(inputs) :])):
+                inputs = (*inputs, *compiled.example_inputs[len(inputs) :])
+            leaves, expected = trees.leaves(inputs), trees.leaves(compiled.example_inputs)
+            for number, (value, constant) in enumerate(zip(leaves, expected, strict=False)):
+                self._check_constant(f"input {number}", value, constant)
         if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs) or (spec := self._structure(0)) is None:
             return inputs
         arguments, by_name = spec.unflatten([f"input {number}" for number in range(spec.num_leaves)])
@@ -286,7 +286,11 @@ class Program:
         cases, loaded = [], runtime.load(record.pte, record.method)
         for sample in (record.model.calibration or [record.model.example_inputs])[:_BUNDLED_SAMPLES]:
             inputs = trees.leaves(record.as_taken(sample))
-            cases.append((inputs, [x.clone() if trees.is_tensor(x) else x for x in loaded(*inputs)]))
+            outputs = [x.clone() if trees.is_tensor(x) else x for x in loaded(*inputs)]
+            for name, values in (("input", inputs), ("output", outputs)):
+                if any(value is None for value in values):
+                    raise EthorchError(f"a .bpte requires tensors or numbers, but an {name} is None. Remove it, or save a .pte.")
+            cases.append((inputs, outputs))
         return bundle_program(record.pte, record.method, cases)
 
     # checking ---------------------------------------------------------------------------------------------------------

@@ -203,21 +203,15 @@ class Record:
         )
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs, with float inputs quantized if the program's inputs are quantized."""
+        """Return the inputs, quantized if the program's inputs are quantized."""
         taken = as_codes(
             inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None}
         )
-        if self.model_in_memory is None:
+        leaves, nest = trees.flatten(taken)
+        if not any(isinstance(leaf, str) for leaf in leaves) or self.model is None:
             return taken
-        leaves, nest = trees.flatten(taken)  # ExecuTorch replaces strings with None
-        nested: tuple[Any, ...] = nest([None if isinstance(leaf, str) else leaf for leaf in leaves])
+        nested: tuple[Any, ...] = nest([None if isinstance(leaf, str) else leaf for leaf in leaves])  # as ExecuTorch does
         return nested
-
-    @property
-    def model_in_memory(self) -> UserModel | None:
-        """The model, or None if it is unknown or still pickled."""
-        model: UserModel | None = self.__dict__.get("model")
-        return model
 
     def batch(self, flat: Sequence[Any]) -> int:
         """Return the number of inferences that the inputs contain, or 1 for wrong shapes, so that the runtime raises an error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,15 @@ def test_a_module_is_named_as_in_the_model_in_every_wrapper() -> None:
         .operators
     }
     assert not any("layouts.py" in source for source in sources), sources
+
+
+def test_a_pickled_program_checks_constants(tmp_path: Path) -> None:
+    model, x = WithConstants().eval(), torch.rand(1, 8)
+    program = pickle.loads(pickle.dumps(ethorch.compile(model, (x, "mul", 3.0), "ethos-u55-128", progress=False)))
+    for call in ((x, "mul", 3.0), (x, "mul"), (x,)):
+        assert close(program(*call), model(x, "mul", 3.0))
+    for wrong in ((x, "add", 3.0), (x, "mul", 4.0)):
+        with pytest.raises(HostError, match=r"input [12]: expected .*, got .*\. Compile the model with the other value"):
+            program(*wrong)
+    with pytest.raises(EthorchError, match=r"an input is None\. Remove it, or save a \.pte"):
+        program.save(tmp_path / "m.bpte")
