@@ -97,6 +97,7 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     if q is None:
         return _clamp_integers(b, x, low, high, out.dtype)
     x = b.operand(x, q)
+    low = min(low, high)  # TOSA does not define a CLAMP with low > high
     if q.is_float:
         return QTensor(b.clamp(x.value, low, high), x.dims, q)
     codes = q.quantize([max(low, -3e38), min(high, 3e38)])
@@ -155,6 +156,7 @@ def _clamp_rule(node: Any) -> QuantRule:
         Sample(I8(1, 8, 5, 5), -1.0, 1.5),
         Sample(I8(2, 9), 0.0),
         Sample(I8(2, 9), None, 0.75),
+        Sample(I8(2, 9), 0.75, -0.5),
         Sample(Ints(3, 40, low=-128, high=127, dtype="int8"), -50, 70),
         Sample(Ints(3, 40), None, 300),
     ],
