@@ -150,6 +150,29 @@ def test_moved_data_shares_qparams(name: str) -> None:
     assert len(set(scales)) == 2, "the input's, and the convolution's"
 
 
+@pytest.mark.parametrize("config", [INT8, INT16], ids=["int8", "int16"])
+@pytest.mark.parametrize("number", [-1.0, 3.0, 100.0])
+def test_a_padding_value_beyond_the_range_is_kept(number: float, config: QuantizationConfig) -> None:
+    model = Model(lambda m, x: F.pad(m.conv(x).relu(), (1, 1), value=number)).eval()
+    calibration = samples(MAP)
+    found = quantized(model, calibration, quantizer(config)).module(*calibration[0])
+    assert torch.allclose(found[..., 0], torch.tensor(number), rtol=0.01)
+    assert sqnr_db(model(*calibration[0]), found) > 35
+
+
+@pytest.mark.parametrize("number", [-100.0, -1e9, float("-inf")])
+def test_a_padding_value_that_only_a_maximum_reads_takes_no_part_of_the_range(number: float) -> None:
+    model = Model(lambda m, x: F.max_pool2d(F.pad(m.conv(x), (1, 1, 1, 1), value=number), 2)).eval()
+    calibration = samples(MAP)
+    assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
+
+
+def test_a_padding_value_above_the_range_is_kept_by_a_maximum() -> None:
+    model = Model(lambda m, x: F.max_pool2d(F.pad(m.conv(x), (1, 1, 1, 1), value=5.0), 2)).eval()
+    calibration = samples(MAP)
+    assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
+
+
 JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cat": lambda a, b: torch.cat([a, b], 1), "stack": lambda a, b: torch.stack([a, b], 1), "minimum": torch.minimum,
     "where": lambda a, b: torch.where(a > 0, a, b), "maximum": torch.maximum,

@@ -11,12 +11,16 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.quant_rules import SAME_AS_INPUT
+from ethorch.lower.fx.node import arguments, op_name
+from ethorch.lower.ops.pool2d import max_pool2d
+from ethorch.lower.ops.quant_rules import JOINED, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
-from ethorch.lower.ops.spec import composite, op
+from ethorch.lower.ops.spec import composite, find, op
 from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
+
+_LEAST_MASK = 5000  #: magnitude from which a padding value is a mask, which the range need not contain
 
 
 def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
@@ -76,9 +80,16 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
     return None if mode == "constant" else pad_by_index(s, x, pad, mode)
 
 
+def _pad_rule(node: Any) -> QuantRule:
+    args, kwargs = constant_pad.canonical(op_name(node.target), *arguments(node))
+    (value,) = (*args[2:], kwargs.get("value", 0.0))[:1]
+    is_lowest = value < 0 and all(find(user.target) is max_pool2d for user in node.users)  # a maximum does not select it
+    return JOINED if 0 < abs(value) < _LEAST_MASK and not is_lowest else SAME_AS_INPUT
+
+
 @op(
     "aten.constant_pad_nd.default",
-    quant=SAME_AS_INPUT,
+    quant=_pad_rule,
     also={"aten.pad.default": lambda x, pad, mode="constant", value=None: ((x, pad, value or 0.0), {"mode": mode})},
     check=check_constant_pad,
     decompose=decompose_constant_pad,
