@@ -173,6 +173,13 @@ def test_a_padding_value_above_the_range_is_kept_by_a_maximum() -> None:
     assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
 
 
+def test_an_operator_with_a_buffer_for_gradients_is_quantized() -> None:
+    model = Model(lambda m, x, y: F.binary_cross_entropy_with_logits(m.linear(x), y.sigmoid())).eval()
+    calibration = samples((4, 8), (4, 8))
+    graph = quantized(model, calibration, quantizer()).converted
+    assert refusal_ids(graph, "ethos-u55-128") == set()
+
+
 JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cat": lambda a, b: torch.cat([a, b], 1), "stack": lambda a, b: torch.stack([a, b], 1), "minimum": torch.minimum,
     "where": lambda a, b: torch.where(a > 0, a, b), "maximum": torch.maximum,

@@ -1,4 +1,4 @@
-"""Gated linear units and PReLU."""
+"""Gated linear units, PReLU, and the logarithm of sigmoid."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
     half = shape_of(x)[dim] // 2
     first, second = (s(aten.slice.Tensor, x, dim, k * half, (k + 1) * half) for k in range(2))
     return s(aten.mul.Tensor, first, s(aten.sigmoid.default, second))
+
+
+@composite("aten.log_sigmoid_forward.default", samples=[Sample(I8(3, 40))])
+def log_sigmoid_forward(s: AtenBuilder, x: Node) -> Any:
+    """Return log_sigmoid(x), without the buffer for gradients."""
+    return [s(aten.log_sigmoid.default, x), None]
 
 
 @composite(

@@ -95,7 +95,7 @@ table_op(
 )
 table_op("aten.softplus.default", doc="log(1 + exp(beta * x)) / beta", calls=[(), (2.0, 4.0)], bound16=2, floats=f.softplus)
 table_op("aten.mish.default", doc="x * tanh(log(1 + exp(x)))", bound16=2, floats=lambda x: x * f.softplus(x).tanh())
-table_op("aten.log_sigmoid.default", "aten.log_sigmoid_forward.default", doc="-log(1 + exp(-x))", floats=lambda x: -f.softplus(-x))
+table_op("aten.log_sigmoid.default", doc="-log(1 + exp(-x))", floats=lambda x: -f.softplus(-x))
 table_op(
     "aten.hardshrink.default",
     doc="0 if |x| <= lambd, x otherwise",
