@@ -36,7 +36,7 @@ def firmware(
     board: options.Board = None,
     name: Annotated[str, option(help="Prefix for symbol and file names [model].")] = "model",
     embed: Annotated[str, option(help="Storage of the program: incbin (binary files) or arrays (C source) [incbin].")] = "incbin",
-    runtime: Annotated[str, option(help="bare, or executorch to write only the sources of the ExecuTorch delegate [bare].")] = BARE,
+    runtime: Annotated[str, option(help="bare, or executorch to write only the sources of EthosUBackend [bare].")] = BARE,
     build_system: Annotated[str, option(help="cmake (also usable as a Zephyr module) or cmsis (AI layer) [cmake].")] = CMAKE,
     inputs: options.Inputs = None,
     method: Annotated[

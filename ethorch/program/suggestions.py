@@ -347,4 +347,4 @@ def _by_place(layers: Sequence[Layer]) -> list[tuple[str, float, str]]:
 
 
 def _format_signed(size: int) -> str:
-    return "" if not size else f"{size / 1024:+,.1f} KiB"
+    return "" if not size else f"{'+' if size > 0 else '-'}{kib(abs(size))}"

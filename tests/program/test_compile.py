@@ -252,7 +252,7 @@ def test_budgets_are_compared(tmp_path: Path, model: nn.Module, images: list[Ten
     assert {budget.name: budget.holds for budget in program.budgets} == {
         "ram": True, "flash": False, "latency_ms": False, "min_sqnr_db": True,
     }  # fmt: skip
-    assert not program.budgets.met and re.search(r"flash +0.1 KiB +[\d.]+ KiB +no\n", str(program))
+    assert not program.budgets.met and re.search(r"flash +100 bytes +[\d.]+ KiB +no\n", str(program))
     page, table = program.report(tmp_path / "report.html").read_text(), markdown(program.to_json())
     for name, limit, figure, state in budget_rows(program.to_json()):
         assert f'<td>{name}</td><td class="n">{limit}</td><td class="n">{figure}</td><td class="{state}">{state}</td>' in page
