@@ -1,7 +1,7 @@
 """The Typer application, and the decorator ``command``, which registers subcommands.
 
-Exit statuses: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, such as an unknown name; 3 success with a
-negative result, such as an exceeded budget; 130 interrupted.
+Exit statuses: 0 success; 1 failure (reason on stderr); 2 wrong usage, e.g. an unknown name; 3 negative result, e.g. an
+exceeded budget; 130 interrupted.
 """
 
 from __future__ import annotations

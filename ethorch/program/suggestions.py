@@ -45,7 +45,7 @@ _WORTH = 0.005  # minimum relative improvement of a suggestion
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change to the settings or the model, and its effect on the program (of several methods: on the first).
+    """A change to the settings or the model, and its effect on the method.
 
     Attributes:
         change: Changed settings, e.g. ``io="int8"``, or a description of a change to the model.

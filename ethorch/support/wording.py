@@ -39,7 +39,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def kib(size: int | None) -> str:
-    """Format a size in KiB, or in bytes below 1 KiB. Return ``unknown`` for None."""
+    """Format a size in bytes or KiB, or return ``unknown`` for None."""
     if size is None:
         return "unknown"
     return count_noun(size, "byte") if abs(size) < 1024 else f"{size / 1024:,.1f} KiB"
