@@ -1,4 +1,4 @@
-"""Gated linear units, PReLU, and the logarithm of sigmoid."""
+"""Gated linear units, PReLU and log_sigmoid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
 
 @composite("aten.log_sigmoid_forward.default", samples=[Sample(I8(3, 40))])
 def log_sigmoid_forward(s: AtenBuilder, x: Node) -> Any:
-    """Return log_sigmoid(x), without the buffer for gradients."""
+    """Return log_sigmoid(x) without the gradient buffer."""
     return [s(aten.log_sigmoid.default, x), None]
 
 

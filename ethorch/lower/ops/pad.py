@@ -24,7 +24,7 @@ _LEAST_MASK = 5000  #: magnitude from which a padding value is a mask, which the
 
 
 def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
-    """Return the source index of each element along a padded dim. Negative padding crops."""
+    """Return source indices along a padded dim. Negative padding crops."""
     places = range(-before, extent + after)
     if mode == "replicate":
         return [min(max(k, 0), extent - 1) for k in places]
@@ -51,7 +51,7 @@ def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """Pad x with its reflection at the edges, using a constant index along each dim."""
+    """Pad x with its reflection, using a constant index along each dim."""
     return pad_by_index(s, x, padding, "reflect")
 
 
