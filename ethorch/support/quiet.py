@@ -12,6 +12,9 @@ from contextlib import ExitStack, contextmanager
 _LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "torch.fx", "executorch")
 #: Loggers whose messages are also raised as exceptions.
 _DUPLICATES = ("torch._subclasses.fake_tensor",)
+#: ExecuTorch logs to the root logger, and sets the level of the other one on import, so their messages are filtered.
+_FILTERED = ("", "executorch.exir.pass_manager")
+_NOISE = ("Torchgen is not able to parse the schema", "PassManager is deprecated")
 #: Modules whose warnings concern their internals.
 _MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools|importlib)(\.|$)"
 
@@ -42,23 +45,25 @@ def quiet() -> Iterator[None]:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Torchgen is not able to parse the schema")  # logged by ExecuTorch as not fatal
+    return not str(record.msg).startswith(_NOISE)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
     level_by_name = {**dict.fromkeys(_LOGGERS, logging.ERROR), **dict.fromkeys(_DUPLICATES, logging.CRITICAL)}
-    root = logging.getLogger()
+    filtered = [logging.getLogger(name) for name in _FILTERED]
     levels = {logger: logger.level for name in level_by_name if not (logger := logging.getLogger(name)).level}
     with warnings.catch_warnings():
         for category in (FutureWarning, UserWarning, DeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for logger in levels:
             logger.setLevel(level_by_name[logger.name])
-        root.addFilter(_is_relevant)
+        for logger in filtered:
+            logger.addFilter(_is_relevant)
         try:
             yield
         finally:
-            root.removeFilter(_is_relevant)
+            for logger in filtered:
+                logger.removeFilter(_is_relevant)
             for logger, level in levels.items():
                 logger.setLevel(level)
