@@ -297,6 +297,7 @@ def _compare_builds(
         raw = write_output(output, comparison.to_markdown(worse) if is_markdown else json.dumps(answer, indent=2) + "\n")
 
     def text() -> Any:
-        return stack(comparison.rich(), *(f"WORSE: {line}" for line in worse))
+        saved = [] if output is None else [f"Saved {output}"]
+        return stack(comparison.rich(), *(f"WORSE: {line}" for line in worse), *saved)
 
     return Answer(answer, text, Status.NO if worse else Status.DONE, raw)

@@ -127,6 +127,8 @@ def test_an_earlier_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     run(capsys, *arguments, "--fail-on-regression", 100_000)
     found: dict[str, Any] = json.loads(run(capsys, *arguments, "--fail-on-regression", 1, "--json", status=3))
     assert found["settings"]["scheme"] == ["int8", "a16w8"] and any(line.startswith("ram_bytes") for line in found["regressions"])
+    assert f"\nSaved {folder}/diff.md" in run(capsys, *arguments, "-o", folder / "diff.md")
+    (folder / "diff.md").unlink()
     said = run(capsys, *arguments, "-o", "-")
     assert said.startswith("## What changed\n") and "| scheme | int8 | a16w8 |" in said and "total_cycles  " not in said
 
