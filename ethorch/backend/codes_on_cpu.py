@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, Converted, is_float, is_int64, op_name
+from ethorch.lower.fx.node import CASTS, DEQUANTIZE, QUANTIZE, Converted, is_float, is_int64, op_name
 from ethorch.lower.ops.spec import find
 from ethorch.tosa.limits import Limits
 
@@ -53,6 +53,23 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
                 graph.erase_node(user)
     graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
+    """Return the gathers whose int64 index was cast to int32 for the NPU."""
+    return [node for node in program.graph.nodes if op_name(node.target) == "aten.gather.default" and _narrows(node.args[2])]
+
+
+def widen_indices(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
+    """Apply gathers from ``find_narrowed`` to the int64 index, which ExecuTorch's kernel requires."""
+    for node in nodes:
+        node.update_arg(2, node.args[2].args[0])  # type: ignore[union-attr]
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _narrows(index: Any) -> bool:
+    return op_name(index.target) in CASTS and index.meta["val"].dtype == torch.int32 and is_int64(index.args[0])
 
 
 def _requantize(graph: Graph, dequantize: Node, like: Node) -> Node:

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.backend.codes_on_cpu import find_picks, pick_codes
+from ethorch.backend.codes_on_cpu import find_narrowed, find_picks, pick_codes, widen_indices
 from ethorch.backend.products_on_cpu import reason_for_cpu
 from ethorch.backend.tagging import (
     constant_nodes,
@@ -75,11 +75,13 @@ class DryRun:
             refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Change gathers and scatters on the CPU to read integer values instead of dequantized tensors."""
+        """Change gathers and scatters on the CPU to read integer values and int64 indices."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
-        if picks:
+        narrowed = find_narrowed(program)
+        if picks or narrowed:
             supported, _ = self.dry_run(program)
+            widen_indices(program, [node for node in narrowed if node not in supported])
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:

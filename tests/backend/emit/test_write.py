@@ -147,10 +147,20 @@ class Between(nn.Module):
         return self.b(torch.sigmoid(best)) + first, places, self.calls * 1
 
 
+class Twice(nn.Module):
+    """Gathers the int64 indices of one topk at those of another, as detectors do."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        best, places = torch.topk(torch.relu(x), 12)
+        best, order = torch.topk(best * 2, 9)
+        return best, places.gather(1, order)
+
+
 WITH_CPU: dict[str, tuple[nn.Module, Any]] = {
     "between": (Between(), (torch.randn(1, 3, 6, 6),)),
     "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),)),
     "topk": (Sorted(), (torch.randn(1, 8),)),
+    "topk twice": (Twice(), (torch.randn(1, 20),)),
     "through": (Through(), (torch.randn(1, 4),)),
     "buffer": (Counting(), (torch.randn(1, 4),)),
 }
@@ -158,7 +168,7 @@ WITH_CPU: dict[str, tuple[nn.Module, Any]] = {
 
 TARGETS = ("ethos-u55-128", "ethos-u85-256")
 #: The other programs of WITH_CPU are covered by the next test.
-FEW = (("between", "ethos-u85-256"), ("buffer", "ethos-u55-128"))
+FEW = (("between", "ethos-u85-256"), ("topk twice", "ethos-u85-256"), ("buffer", "ethos-u55-128"))
 
 
 @pytest.mark.parametrize(
