@@ -17,7 +17,7 @@ from ethorch.tosa.limits import Limits
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Return the gathers and scatters that read a dequantized tensor and might stay on the CPU.
 
-    Scatters such as index_put and index_copy are included only if the result has the tensor's quantization parameters.
+    Scatters (such as index_put and index_copy) must keep the tensor's quantization parameters.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -31,7 +31,7 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
     """Apply gathers and scatters from ``find_picks`` to integer values, and dequantize the results.
 
-    Remove quantize nodes that would only undo this dequantization.
+    Remove quantize nodes that undo this dequantization.
     """
     graph = program.graph
     for node in nodes:
@@ -56,12 +56,12 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
-    """Return the gathers whose int64 index was cast to int32 for the NPU."""
+    """Return the gathers whose int64 index is cast to int32."""
     return [node for node in program.graph.nodes if op_name(node.target) == "aten.gather.default" and _narrows(node.args[2])]
 
 
 def widen_indices(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Apply gathers from ``find_narrowed`` to the int64 index, which ExecuTorch's kernel requires."""
+    """Give gathers the int64 index that ExecuTorch requires."""
     for node in nodes:
         node.update_arg(2, node.args[2].args[0])  # type: ignore[union-attr]
     program.graph.eliminate_dead_code()

@@ -75,7 +75,7 @@ class DryRun:
             refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Change gathers and scatters on the CPU to read integer values and int64 indices."""
+        """Let gathers and scatters on the CPU read integer values and int64 indices."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
         narrowed = find_narrowed(program)
