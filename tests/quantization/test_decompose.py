@@ -35,9 +35,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "rot90": lambda x: torch.rot90(x, 1, (1, 2)),
     "cross": lambda x: torch.linalg.cross(x[..., :3], x[..., 3:6]),
     "arctan": lambda x: torch.arctan(x),
+    "one_hot": lambda x: F.one_hot(x.argmax(-1), 8) * x,
     "block_diag": lambda x: torch.block_diag(x[0], x[1]),
 }
-QUICK = {"multiply", "broadcast of one shape", "less", "std_mean", "stacks", "tensordot", "lerp", "diff"}
+QUICK = {"multiply", "broadcast of one shape", "less", "std_mean", "stacks", "tensordot", "lerp", "diff", "one_hot"}
 
 
 class Behind(nn.Module):

@@ -51,7 +51,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
             node = respelled
         if is_in_place(node) or is_size(node) or (spec is not None and spec.decompose is None) or context.is_excluded(node):
             continue
-        if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
+        if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _decomposes(node))):
             continue
         if shape_of_values(node) or any(map(shape_of_values, node.all_input_nodes)):
             continue  # data-dependent shapes stay on the CPU
@@ -110,8 +110,8 @@ def _replace_views(graph: Graph, relaid: set[Node]) -> None:
                 node.target = aten.reshape.default
 
 
-def _reads_floats(node: Node) -> bool:
-    return any(map(is_float, node.all_input_nodes))
+def _decomposes(node: Node) -> bool:
+    return node.target is aten.one_hot.default or any(map(is_float, node.all_input_nodes))
 
 
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
