@@ -13,6 +13,7 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
+from ethorch.lower.fx.node import tensor_of
 from ethorch.lower.ops.indices import (
     MOST_PIECES,
     as_int32,
@@ -27,7 +28,7 @@ from ethorch.lower.ops.indices import (
 )
 from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample, W
-from ethorch.lower.ops.spec import op
+from ethorch.lower.ops.spec import composite, op
 from ethorch.support.errors import Reason
 from ethorch.tosa.ir import Value
 
@@ -67,7 +68,7 @@ def _gather(b: Builder, values: Value, index: Value) -> Value:
 
 
 def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """Emit a GATHER of x along ``dim``. ``shape`` is the original shape of the INT32 ``index``."""
+    """Emit a GATHER along ``dim``. ``shape`` is the original shape of the INT32 ``index``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -146,6 +147,44 @@ def embedding(
     return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
+@composite(
+    "aten.embedding_bag.padding_idx",
+    "aten.embedding_bag.default",
+    samples=[
+        Sample(W(9, 16), Ints(6, low=0, high=8), torch.tensor([0, 3]), False, 1).of("aten.embedding_bag.default"),
+        Sample(W(9, 16), Ints(6, low=0, high=8), torch.tensor([0, 2, 4, 6]), False, 2, False, None, True, None),
+        Sample(W(9, 16), Ints(4, low=0, high=8), torch.tensor([0]), False, 0, False, I8(4), False, None),
+    ],
+)
+def embedding_bag(
+    s: AtenBuilder,
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Node | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Return the sum, mean or maximum of each bag's rows, for constant bags of equal size."""
+    starts = tensor_of(s.model, offsets)
+    if starts is None or padding_idx is not None:
+        return None
+    count = shape_of(indices)[0]
+    bounds = starts.tolist() if include_last_offset else [*starts.tolist(), count]
+    size = count // (len(bounds) - 1)
+    if not size or bounds != list(range(0, count + 1, size)):
+        return None
+    rows = s(aten.embedding.default, weight, indices)
+    if per_sample_weights is not None:
+        rows = s(aten.mul.Tensor, rows, s(aten.unsqueeze.default, per_sample_weights, -1))
+    bags = s(aten.reshape.default, rows, [-1, size, shape_of(weight)[1]])
+    reduce = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)[mode]
+    return [s(reduce, bags, [1]), None, None, None]
+
+
 def check_index(x: Any, indices: Any) -> Reason | None:
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     constant = all(constant_numbers(indices[k]) is not None for k in indexed_dims if isinstance(indices[k], (QTensor, np.ndarray)))
@@ -188,10 +227,7 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
-    """Return x[indices]. TOSA SLICE, CONCAT, GATHER.
-
-    Constant indices of adjacent dims are merged into one index.
-    """
+    """Return x[indices]. Constant indices of adjacent dims are merged. TOSA SLICE, CONCAT, GATHER."""
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:
         dim, numbers = indexed_dims[0], indices[indexed_dims[0]]

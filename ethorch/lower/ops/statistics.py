@@ -111,9 +111,9 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """Return the square root of the variance over ``dim``. The variance is computed in int32, and the root is read from tables.
+    """Return the square root of the variance over ``dim``. Computed in int32; the root is read from tables.
 
-    The error bound for int16 exceeds that for int8, because the tables have 15 bits.
+    The error bound is larger for int16, because the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -182,7 +182,7 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """Return the square root of the sum of x**2 over ``dim``. The sum is computed in int32, and the root is read from tables.
+    """Return the square root of the sum of x**2 over ``dim``. Computed in int32; the root is read from tables.
 
     Norms of order 1 and infinity are decomposed. See ``std`` for the error bound.
     """
@@ -205,13 +205,24 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
 
 
 @composite(
+    "aten.cdist.default",
+    bound16=3,
+    samples=[Sample(I8(5, 6), I8(7, 6)), Sample(I8(2, 5, 6), I8(2, 7, 6), 1.0), Sample(I8(5, 6), I8(7, 6), math.inf)],
+)
+def cdist(s: AtenBuilder, x: Node, y: Node, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """Return the norms of order ``p`` of all x[..., i, :] - y[..., j, :]."""
+    difference = s(aten.sub.Tensor, s(aten.unsqueeze.default, x, -2), s(aten.unsqueeze.default, y, -3))
+    return s(aten.linalg_vector_norm.default, difference, p, [-1])
+
+
+@composite(
     "aten.cosine_similarity.default",
     bound=3,
     bound16=3,
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """Return the sum of x * y / (norm of x * norm of y) over ``dim``, computed as the mean of the product of two RMS norms."""
+    """Return the sum of x * y / (norm of x * norm of y) over ``dim``, as the mean product of RMS norms."""
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))
     width = shape[dim]
