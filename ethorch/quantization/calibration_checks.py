@@ -56,14 +56,16 @@ class InputStatistics:
     def of(x: Tensor) -> InputStatistics:
         values = x.detach().float()
         axes = [axis for axis in range(1 if x.dim() > 1 else 0, x.dim()) if x.shape[axis] >= _LEAST_EXTENT]
-        correlations = [_correlate(values.movedim(axis, -1)) for axis in axes] if x.numel() >= _ENOUGH else []
+        # at distance 1, a tone with a period of 4 elements does not correlate; at distance 2, it does
+        pairs = [(axis, distance) for axis in axes for distance in (1, 2)] if x.numel() >= _ENOUGH else []
+        correlations = [_correlate(values.movedim(axis, -1), distance) for axis, distance in pairs]
         return InputStatistics(
             x.dim(), int(x.shape[0]) if x.dim() > 1 else 1, max(filter(None, correlations), key=abs, default=None)
         )
 
 
-def _correlate(x: Tensor) -> float | None:
-    left, right = x[..., :-1].flatten(), x[..., 1:].flatten()
+def _correlate(x: Tensor, distance: int) -> float | None:
+    left, right = x[..., :-distance].flatten(), x[..., distance:].flatten()
     left, right = left - left.mean(), right - right.mean()
     power = float(left.norm() * right.norm())
     return float(torch.dot(left, right)) / power if power > 0 else None

@@ -290,5 +290,11 @@ def test_neighbors_along_any_axis_correlate() -> None:
     assert InputStatistics.of(torch.tensor(1.0)).correlation is None
 
 
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 9])
+def test_a_tone_is_not_noise(period: int) -> None:
+    tone = torch.cos(torch.arange(600) * 2 * torch.pi / period)[None, None]
+    assert abs(InputStatistics.of(tone).correlation) > 0.4
+
+
 def test_pictures_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings_for([picture(i) for i in range(3)], caplog) == ""
