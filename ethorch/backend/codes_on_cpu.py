@@ -15,7 +15,7 @@ from ethorch.tosa.limits import Limits
 
 
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
-    """Return the gathers and scatters that read a dequantized tensor and might stay on the CPU.
+    """Return the gathers and scatters of dequantized tensors that might stay on the CPU.
 
     Scatters (such as index_put and index_copy) must keep the tensor's quantization parameters.
     """

@@ -85,7 +85,7 @@ class DryRun:
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Set ``delegation_tag`` on the nodes of each partition, add the partitions to ``report``, and return the tags."""
+        """Set ``delegation_tag`` in each partition, add the partitions to ``report``, and return the tags."""
         folded = constant_nodes(program, supported)
         inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
         tagged = {node for node in supported if not is_plumbing(node)} - folded - inner

@@ -73,9 +73,9 @@ class _Work:
 
 
 def stream_layers(part: Part, first: int) -> list[Layer]:
-    """Return one layer for each operator in ``part.sources``, or for each computing command if ``part`` has no sources.
+    """Return one layer for each operator in ``part.sources``.
 
-    Without sources, DMA transfers are attributed to the next computing command.
+    Without sources, return one for each computing command, including the DMA transfers before it.
 
     Raises:
         MachineFault: The command stream is malformed.

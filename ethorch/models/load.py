@@ -98,11 +98,11 @@ class UserModel:
         return Keywords(module.names, module.constants) if isinstance(module, KeywordInputs) else Keywords()
 
 
-def _without_zero_strides(value: Any) -> Any:
+def _without_zero_strides(x: Any) -> Any:
     # from_numpy(x[None]) and expand return tensors with stride 0, which ExecuTorch does not support
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or 0 not in value.stride():
-        return value
-    return value.clone(memory_format=torch.contiguous_format)
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or 0 not in x.stride():
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _parameter_names(module: nn.Module) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Comparisons. The U85 uses TOSA comparisons; U55 and U65 use a table indexed by the sign of the difference."""
+"""Comparisons: TOSA operators on U85, and tables indexed by the sign of the difference on U55 and U65."""
 
 from __future__ import annotations
 

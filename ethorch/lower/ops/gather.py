@@ -1,4 +1,4 @@
-"""Indexed reads, lowered to slices and a CONCAT for constant indices, or to a GATHER, which only the U85 supports."""
+"""Indexed reads: slices and a CONCAT for constant indices, or a GATHER, which only U85 supports."""
 
 from __future__ import annotations
 
