@@ -188,11 +188,11 @@ def mixed_precision(
     operators: set[str] = set()  # operators outside modules that can be raised
 
     def with_raised(names: Sequence[str]) -> EthosUQuantizer:
-        result, settings = copy.copy(quantizer), quantizer.settings
-        result.settings = replace(settings, names=dict(settings.names), module_names=dict(settings.module_names))
+        copied, settings = copy.copy(quantizer), quantizer.settings
+        copied.settings = replace(settings, names=dict(settings.names), module_names=dict(settings.module_names))
         for name in names:
-            (result.set_node_name if name in operators else result.set_module_name)(name, higher)
-        return result
+            (copied.set_node_name if name in operators else copied.set_module_name)(name, higher)
+        return copied
 
     def overrides_setting(name: str) -> bool:
         before, after = (each.settings.match_explicit(graph) for each in (quantizer, with_raised([name])))

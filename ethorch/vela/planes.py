@@ -123,8 +123,8 @@ def _estimate(
             changes |= {"op_cycles": cycles, "npu_cycles": 0, f"{slow}_ac": cycles}
         if cells["name"] in turning:
             changes["mac_count"] = 0
-        saved.update({name: int(cells[name] or 0) - value for name, value in changes.items()})
-        cells |= {name: str(value) for name, value in changes.items()}
+        saved.update({name: int(cells[name] or 0) - count for name, count in changes.items()})
+        cells |= {name: str(count) for name, count in changes.items()}
         estimated.append([cells[name] for name in header])
     return {**tables, "perf": (header, estimated)}, saved
 

@@ -82,9 +82,9 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
 
 def _pad_rule(node: Any) -> QuantRule:
     args, kwargs = constant_pad.canonical(op_name(node.target), *arguments(node))
-    (value,) = (*args[2:], kwargs.get("value", 0.0))[:1]
-    is_lowest = value < 0 and all(find(user.target) is max_pool2d for user in node.users)  # a maximum does not select it
-    return JOINED if 0 < abs(value) < _LEAST_MASK and not is_lowest else SAME_AS_INPUT
+    (number,) = (*args[2:], kwargs.get("value", 0.0))[:1]
+    is_lowest = number < 0 and all(find(user.target) is max_pool2d for user in node.users)  # a maximum does not select it
+    return JOINED if 0 < abs(number) < _LEAST_MASK and not is_lowest else SAME_AS_INPUT
 
 
 @op(
