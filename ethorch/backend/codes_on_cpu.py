@@ -56,7 +56,7 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
-    """Return the gathers whose int64 index is cast to int32."""
+    """Return the gathers with an index cast to int32."""
     return [node for node in program.graph.nodes if op_name(node.target) == "aten.gather.default" and _narrows(node.args[2])]
 
 

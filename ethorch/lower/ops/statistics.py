@@ -210,7 +210,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(5, 6), I8(7, 6)), Sample(I8(2, 5, 6), I8(2, 7, 6), 1.0), Sample(I8(5, 6), I8(7, 6), math.inf)],
 )
 def cdist(s: AtenBuilder, x: Node, y: Node, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    """Return the norms of order ``p`` of all x[..., i, :] - y[..., j, :]."""
+    """Return the norms of order ``p`` of x[..., i, :] - y[..., j, :]."""
     difference = s(aten.sub.Tensor, s(aten.unsqueeze.default, x, -2), s(aten.unsqueeze.default, y, -3))
     return s(aten.linalg_vector_norm.default, difference, p, [-1])
 
