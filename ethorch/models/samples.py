@@ -348,9 +348,9 @@ class Expected:
         return nested
 
 
-def _check_constant(subject: str, value: Any, constant: Any) -> None:
-    if trees.differ(value, constant):
-        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {value!r}. {trees.TO_VARY}")
+def _check_constant(subject: str, given: Any, constant: Any) -> None:
+    if trees.differ(given, constant):
+        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {given!r}. {trees.TO_VARY}")
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:

@@ -190,7 +190,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """
         for node in model.graph.nodes:
             inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
-            dtypes = {value.dtype for value in (*inputs, node.meta.get("val")) if isinstance(value, Tensor)}
+            dtypes = {tensor.dtype for tensor in (*inputs, node.meta.get("val")) if isinstance(tensor, Tensor)}
             if node.op == "call_function" and find(node.target) is to and not dtypes.isdisjoint(_UNSIGNED):
                 raise QuantizationError(
                     "quantize.unsigned",

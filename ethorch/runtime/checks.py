@@ -92,10 +92,10 @@ def check_kernel_calls(description: Method) -> None:
             value = description.values[arg]
             if admitted and value.kind not in admitted:
                 raise ProgramError(f"{where}: expected {' or '.join(sorted(admitted))} as argument {number}, got {value}.")
-            for item in value.items if value.kind in ("tensor[]", "tensor?[]", "int[]") else ():
+            for element in value.items if value.kind in ("tensor[]", "tensor?[]", "int[]") else ():
                 expected = "int" if value.kind == "int[]" else "tensor"
-                kind = description.values[item].kind if 0 <= item < len(description.values) else "none"
-                if kind != expected and not (value.kind == "tensor?[]" and (item == -1 or kind == "none")):
+                kind = description.values[element].kind if 0 <= element < len(description.values) else "none"
+                if kind != expected and not (value.kind == "tensor?[]" and (element == -1 or kind == "none")):
                     raise ProgramError(
                         f"{where}: expected a list of {expected} as argument {number}, got a list with an element of kind {kind}."
                     )

@@ -41,9 +41,9 @@ def is_constant(nest: Any) -> bool:
     return all(isinstance(leaf, (bool, int, float, str, type(None))) for leaf in leaves(nest))
 
 
-def differ(value: Any, constant: Any) -> bool:
+def differ(given: Any, constant: Any) -> bool:
     """Return True if two numbers or strings of the same type differ."""
-    return type(value) is type(constant) and isinstance(value, (bool, int, float, str)) and value != constant
+    return type(given) is type(constant) and isinstance(given, (bool, int, float, str)) and given != constant
 
 
 def has_keys_of(nest: Any, example: Any) -> bool:

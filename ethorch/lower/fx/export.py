@@ -79,10 +79,10 @@ def check_outputs(program: ExportedProgram) -> None:
     """Raise QuantizationError if all outputs are empty, or for an unsupported key or output."""
     serializable(program.call_spec.out_spec)
     outputs = pytree.tree_leaves(program.graph.output_node().args)
-    values = [output.meta.get("val") if isinstance(output, Node) else output for output in outputs]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors or any(isinstance(value, str) for value in values):
-        others = ", ".join(repr(value) for value in values if not isinstance(value, torch.Tensor)) or "none"
+    results = [output.meta.get("val") if isinstance(output, Node) else output for output in outputs]
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    if not tensors or any(isinstance(result, str) for result in results):
+        others = ", ".join(repr(result) for result in results if not isinstance(result, torch.Tensor)) or "none"
         text = f"expected at least one tensor and no string as outputs, got {others}. Return only tensors, e.g. in a wrapper"
         raise QuantizationError("quantize.output", text)
     if all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):

@@ -70,8 +70,10 @@ def _cast(node: Node, dtype: torch.dtype) -> Node:
 
 
 def _has_replaced_type(node: Node) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.dtype in _REPLACED for value in pytree.tree_leaves(node.meta.get("val")))
+    return any(
+        isinstance(tensor, torch.Tensor) and tensor.dtype in _REPLACED for tensor in pytree.tree_leaves(node.meta.get("val"))
+    )
 
 
-def _replace_dtype(value: Any) -> Any:
-    return _REPLACED.get(value, value) if isinstance(value, torch.dtype) else value
+def _replace_dtype(argument: Any) -> Any:
+    return _REPLACED.get(argument, argument) if isinstance(argument, torch.dtype) else argument

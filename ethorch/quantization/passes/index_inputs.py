@@ -35,10 +35,10 @@ def index_by_tensors(graph_module: GraphModule, context: PassContext) -> None:
     for node in list(graph_module.graph.nodes):
         if node.target not in (aten.select.int, aten.select_scatter.default):
             continue
-        x, *values, dim, item = arguments(node)[0]
-        if not isinstance(item, Node) or item.target not in (aten.item.default, aten._local_scalar_dense.default):
+        x, *values, dim, place = arguments(node)[0]
+        if not isinstance(place, Node) or place.target not in (aten.item.default, aten._local_scalar_dense.default):
             continue
-        s, source, dim = AtenBuilder(graph_module, node), item.all_input_nodes[0], dim % len(shape_of(x))
+        s, source, dim = AtenBuilder(graph_module, node), place.all_input_nodes[0], dim % len(shape_of(x))
         if source.meta["val"].dtype not in (torch.int32, torch.int64):
             source = s(aten.to.dtype, source, torch.int64)
         indices = [*[None] * dim, s(aten.reshape.default, source, [1])]
