@@ -157,7 +157,8 @@ def report(
     --baseline compares the program with an earlier build.
     """
     if profile:
-        if unused := [flag for flag, value in {"--output": output, "--inputs": inputs, "--baseline": baseline}.items() if value]:
+        flags = {"--output": output, "--inputs": inputs, "--baseline": baseline}
+        if unused := [flag for flag in flags if flags[flag]]:
             raise SpecError(f"--profile only prints its comparison (with --json, as JSON). Remove {' and '.join(unused)}.")
         from ethorch.program.measure.profile import import_profile
         from ethorch.program.program import record_of

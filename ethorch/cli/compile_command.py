@@ -83,8 +83,8 @@ def _compile_to_tosa(
     from ethorch.targets.tosa_spec import TosaCompileSpec
 
     spec = TosaCompileSpec(quantization.target or "")
-    values = {**vars(quantization), **vars(budget)}
-    if ignored := [f"--{name.replace('_', '-')}" for name, value in values.items() if value and name not in ("target", "scheme")]:
+    flags = {**vars(quantization), **vars(budget)}
+    if ignored := [f"--{name.replace('_', '-')}" for name in flags if flags[name] and name not in ("target", "scheme")]:
         raise SpecError(f"-t {quantization.target} supports the scheme and the samples, but not {', '.join(ignored)}. Remove them.")
     settings: Settings = options.settings_of(choices, samples=samples)
     if output is not None:

@@ -78,8 +78,8 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     module.load_state_dict(state)
 
 
-def _shape(value: Any) -> str:
-    return str(list(value.shape)) if hasattr(value, "shape") else type(value).__name__
+def _shape(parameter: Any) -> str:
+    return str(list(parameter.shape)) if hasattr(parameter, "shape") else type(parameter).__name__
 
 
 def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:

@@ -209,11 +209,11 @@ class Expected:
 
         Arrays of a .npz become a dict if they have the inputs' names, otherwise a tuple.
         """
-        item = read(path, self.shapes)
-        if path.suffix.lower() == ".npz" and isinstance(item, Mapping):
+        content = read(path, self.shapes)
+        if path.suffix.lower() == ".npz" and isinstance(content, Mapping):
             of_dict = self.example[0] if len(self.example) == 1 and isinstance(self.example[0], Mapping) else {}
-            return item if item.keys() == set(self.keywords.names or of_dict) else tuple(item.values())
-        return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
+            return content if content.keys() == set(self.keywords.names or of_dict) else tuple(content.values())
+        return content if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(content)
 
     def samples(self, item: Any, name: str) -> Iterator[Sample]:
         """Iterate over the samples of an item, which may be a batch."""

@@ -76,7 +76,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes except ``sample_results`` as JSON-compatible data."""
-        return {name: finite(value) for name, value in vars(self).items() if name != "sample_results"}
+        return {name: finite(data) for name, data in vars(self).items() if name != "sample_results"}
 
     def rich(self) -> RenderableType:
         """Return a Rich table with a row for each of ``npu``, ``float`` and ``quantized``, and a column for each figure."""

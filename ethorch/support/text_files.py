@@ -68,9 +68,9 @@ def check_format(version: Any, expected: int, label: str, remedy: str) -> None:
 def finite(data: Any) -> Any:
     """Replace infinite and nan values with None, because JSON does not support them."""
     if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
+        return {key: finite(data[key]) for key in data}
     if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
+        return list(map(finite, data))
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
