@@ -348,9 +348,9 @@ class Expected:
         return nested
 
 
-def _check_constant(subject: str, given: Any, constant: Any) -> None:
-    if trees.differ(given, constant):
-        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {given!r}. {trees.TO_VARY}")
+def _check_constant(subject: str, argument: Any, constant: Any) -> None:
+    if trees.differ(argument, constant):
+        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {argument!r}. {trees.TO_VARY}")
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:

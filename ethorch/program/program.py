@@ -190,11 +190,11 @@ class Program:
             if user is None:
                 raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
             names = user.input_names[len(inputs) :]
-            for name, given in user.keywords.constants.items():
-                self._check_constant(f"input {name}", keywords.get(name, given), given)
-            keywords = {name: given for name, given in keywords.items() if name not in user.keywords.constants}
+            for name, argument in user.keywords.constants.items():
+                self._check_constant(f"input {name}", keywords.get(name, argument), argument)
+            keywords = {name: argument for name, argument in keywords.items() if name not in user.keywords.constants}
             examples = dict(zip(names, user.example_inputs[len(inputs) :], strict=False))
-            keywords = {name: given for name, given in examples.items() if trees.is_constant(given)} | keywords
+            keywords = {name: argument for name, argument in examples.items() if trees.is_constant(argument)} | keywords
             if set(keywords) != set(names):
                 raise HostError(
                     f"expected the keyword inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
@@ -207,8 +207,8 @@ class Program:
             if all(map(trees.is_constant, compiled.example_inputs[len(inputs) :])):
                 inputs = (*inputs, *compiled.example_inputs[len(inputs) :])
             leaves, expected = trees.leaves(inputs), trees.leaves(compiled.example_inputs)
-            for number, (given, constant) in enumerate(zip(leaves, expected, strict=False)):
-                self._check_constant(f"input {number}", given, constant)
+            for number, (argument, constant) in enumerate(zip(leaves, expected, strict=False)):
+                self._check_constant(f"input {number}", argument, constant)
         if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs) or (spec := self._structure(0)) is None:
             return inputs
         arguments, by_name = spec.unflatten([f"input {number}" for number in range(spec.num_leaves)])
@@ -221,9 +221,9 @@ class Program:
         return ordered
 
     @staticmethod
-    def _check_constant(subject: str, given: Any, constant: Any) -> None:
-        if trees.differ(given, constant):
-            raise HostError(f"{subject}: expected {constant!r}, as in the example inputs, got {given!r}. {trees.TO_VARY}")
+    def _check_constant(subject: str, argument: Any, constant: Any) -> None:
+        if trees.differ(argument, constant):
+            raise HostError(f"{subject}: expected {constant!r}, as in the example inputs, got {argument!r}. {trees.TO_VARY}")
 
     def _nest(self, outputs: list[Any]) -> Any:
         spec = self._structure(1)

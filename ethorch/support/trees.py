@@ -41,9 +41,9 @@ def is_constant(nest: Any) -> bool:
     return all(isinstance(leaf, (bool, int, float, str, type(None))) for leaf in leaves(nest))
 
 
-def differ(given: Any, constant: Any) -> bool:
+def differ(argument: Any, constant: Any) -> bool:
     """Return True if two numbers or strings of the same type differ."""
-    return type(given) is type(constant) and isinstance(given, (bool, int, float, str)) and given != constant
+    return type(argument) is type(constant) and isinstance(argument, (bool, int, float, str)) and argument != constant
 
 
 def has_keys_of(nest: Any, example: Any) -> bool:
