@@ -191,7 +191,7 @@ class ArmCompileSpec:
         return spec.dump_intermediate_artifacts_to(path).dump_debug_info(mode)  # type: ignore[return-value]
 
     @classmethod
-    def of(cls: type[SpecT], spec: SpecT | Sequence[CompileSpec]) -> SpecT:
+    def of(cls: type[SpecT], spec: ArmCompileSpec | Sequence[CompileSpec]) -> SpecT:
         """Return a spec unchanged, or parse a list from ``to_list``. Raise SpecError for other values."""
         if isinstance(spec, cls):
             return spec

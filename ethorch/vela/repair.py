@@ -107,7 +107,7 @@ def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
 
 def _random(value: Value, generator: np.random.Generator, narrow: int | None, wide: int) -> Array:
     if value.dtype in ("INT8", "INT16") and narrow is None:
-        numbers = np.iinfo(DTYPES[value.dtype])
+        numbers = np.iinfo(value.dtype.lower())
         return generator.integers(numbers.min, numbers.max + 1, value.shape).astype(numbers.dtype)
     most = {"INT8": narrow, "INT16": narrow, "BOOL": 2}.get(value.dtype, wide)
     return generator.integers(0, most, value.shape).astype(DTYPES[value.dtype])
