@@ -103,6 +103,18 @@ class ReadPlanes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitWeights:
+    """The division of a CONV2D into slices of output channels, so that slices can read weights from different memories."""
+
+    #: Minimum number of weights of a slice.
+    fewest_weights: int
+    #: Maximum number of slices.
+    most_slices: int
+    #: Maximum number of output positions. With more positions, weights are read several times.
+    most_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WrittenWeights:
     """The quantization with which the NPU can convert an INT8 MATMUL operand to weights (``npu.passes.attention``)."""
 
@@ -165,6 +177,8 @@ class Tuning:
     fewest_results_of_wide_stride: int | None = None
     #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables this.
     fold_strides: FoldColumns | FoldSquares | None = None
+    #: Division of convolutions with many weights (``lower.rewrite.split_convolutions``). None disables this.
+    split_weights: SplitWeights | None = None
     #: Maximum number of input channels of a convolution that selects channels (``lower.rewrite.select_channels``). None disables
     #: this.
     largest_selection: int | None = None

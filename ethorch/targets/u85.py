@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ethorch.targets.family import Family
-from ethorch.targets.tuning import FoldColumns, FoldSquares, ReadPlanes, RowCost, TileCost, TransposeCost, Tuning
+from ethorch.targets.tuning import FoldColumns, FoldSquares, ReadPlanes, RowCost, SplitWeights, TileCost, TransposeCost, Tuning
 from ethorch.targets.u55 import CHANNELS, NONE, PICTURES, POOL
 from ethorch.tosa.limits import Limits, upto
 
@@ -26,6 +26,7 @@ TUNING = Tuning(
     turns_stored_transposes=True,
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     read_planes=ReadPlanes(most=4, fold=FoldColumns(channels=16, taps=1, least_products=0)),
+    split_weights=SplitWeights(fewest_weights=16_000, most_slices=8, most_positions=16),
     largest_selection=1024,
     repeats_channels=True,
     shuffles_by_nhwc=True,

@@ -59,7 +59,10 @@ def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[st
     limit = size if spec.arena == FREE else spec.arena_cache_bytes or size if spec.arena == FAST else int(spec.arena)
     largest = spec.arena_cache_bytes if spec.arena in (FAST, FREE) else min(int(spec.arena), spec.arena_cache_bytes)
     resident = max(min(spec.resident_bytes, largest - size), 0)
-    return Context(read_memory_rates(spec), {region: max(size, limit)}, passes=passes, resident_bytes=resident)
+    is_dedicated = region == _STAGING and spec.arena == FREE
+    grown = {region: spec.arena_cache_bytes} if is_dedicated else {}
+    limits = {region: max(size, limit)}
+    return Context(read_memory_rates(spec), limits, grown, passes=passes, resident_bytes=resident)
 
 
 def read_image(model: CompiledModel) -> Image:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ethorch
-from ethorch.npu.ir import Stream
+from ethorch.npu.ir import Stream, decode
 from ethorch.npu.passes import pipeline
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import Pass
@@ -119,3 +119,18 @@ def test_each_operator_changes_by_what_passes_save(name: str) -> None:
     assert after["stream_passes"] and before["total_cycles"] - after["total_cycles"] == saved
     for old, new in zip(*(record_of(program).layers for program in programs), strict=True):
         assert new.cycles <= 1.5 * old.cycles + 200, (old.operators, old.cycles, new.cycles)
+
+
+@pytest.mark.parametrize(
+    ("memory_mode", "stream", "layers"),
+    [("Dedicated_Sram_384KB", "optimized", 6), ("Dedicated_Sram_384KB", "vela", 2), ("Sram_Only", "optimized", 2)],
+)
+def test_slices_of_a_classifier_read_weights_from_two_memories(memory_mode: str, stream: str, layers: int) -> None:
+    """While a kernel reads the weights of a slice from DRAM, the weights of another slice are copied to SRAM."""
+    torch.manual_seed(0)
+    settings = ethorch.Settings(system_config="Ethos_U85_SYS_DRAM_Mid", memory_mode=memory_mode, stream=stream)
+    model = nn.Sequential(nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 1024))
+    program = ethorch.compile(model.eval(), torch.randn(1, 512), "ethos-u85-256", settings=settings, progress=False)
+    compiled = record_of(program).build.delegates[0].compiled  # type: ignore[union-attr]
+    kernels = [op for op in decode(compiled.command_stream, optimize.read_image(compiled)).ops if op.name == "NPU_OP_CONV"]
+    assert len(kernels) == layers

@@ -25,7 +25,7 @@ from ethorch.lower.rewrite.peephole import (
 from ethorch.lower.rewrite.rescale_to_depthwise import rescale_to_depthwise
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
 from ethorch.lower.rewrite.select_channels import select_channels
-from ethorch.lower.rewrite.split_convolutions import split_convolutions
+from ethorch.lower.rewrite.split_convolutions import split_convolutions, split_weights
 from ethorch.lower.rewrite.split_tiles import split_tiles
 from ethorch.lower.rewrite.split_transposes import split_transposes
 from ethorch.lower.rewrite.vela_bugs import work_around
@@ -156,6 +156,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "split tiles",
         Tuned(split_tiles, lambda t: t.tile_steps),
         "Before Vela's bugs are avoided, because some bugs affect the SLICEs that this step adds.",
+    ),
+    Step(
+        "split weights",
+        Tuned(split_weights, lambda t: t.split_weights),
+        "After all steps that change or move convolutions, which would not recognize their slices.",
     ),
     Step(
         "copy broadcast constants",

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ethorch.npu import registers
 from ethorch.npu.cycles.dependencies import Dependencies
+from ethorch.npu.cycles.memories import CONSTANTS
 from ethorch.npu.cycles.work import multiplies_maps, reads_accumulators
 from ethorch.npu.ir import Op
 
@@ -114,7 +115,7 @@ def _follows_in_depth(ops: Sequence[Op], first: tuple[int, ...], second: tuple[i
     if any(_slice_signature(ops[a]) != _slice_signature(ops[b]) for a, b in zip(first, second, strict=True)):
         return False
     head, tail = ops[first[0]], ops[second[0]]
-    if not _has_own_weights(ops, first[-1], second[0]):
+    if not _has_own_weights(ops, first[-1], second[0]) or not _are_in_one_memory(head, tail):
         return False
     step = 0 if head.name == "NPU_OP_CONV" else _depth_bytes(head, "IFM")
     if tail.registers["IFM_BASE0"] - head.registers["IFM_BASE0"] != step:
@@ -136,6 +137,12 @@ def _has_own_weights(ops: Sequence[Op], before: int, after: int) -> bool:
         {name: raw for name, raw in ops[position].registers.items() if name.startswith(_WEIGHTS)} for position in (before, after)
     )
     return first != second or any(op.is_dma for op in ops[before + 1 : after])
+
+
+def _are_in_one_memory(head: Op, tail: Op) -> bool:
+    """Return False if kernels read weights from different memories. Vela divides only convolutions whose weights it transfers."""
+    regions = [op.registers["WEIGHT_REGION"] for op in (head, tail)]
+    return regions[0] == regions[1] != CONSTANTS
 
 
 def _slice_signature(op: Op) -> Key:

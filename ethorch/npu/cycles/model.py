@@ -23,6 +23,7 @@ from ethorch.npu.cycles.traffic import (
     Traffic,
     access_cycles,
     chained_traffic,
+    channel_rate,
     copy_cycles,
     input_traffic,
     output_traffic,
@@ -40,7 +41,7 @@ class Effects:
     kernel_start: int = 0  # cycles added to each kernel
     drain: int = 0  # cycles added to each wait
     overcounts: bool = True  # reused weights and transposed convolutions, as Vela does
-    contention: bool = False  # early transfers share the bus with kernels, and their number is limited
+    contention: bool = False  # early transfers share the constants' bus with kernels, and their number is limited
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,16 @@ def time_operators(
         yield cycles, accesses
 
 
+def rate_contention(npu: Npu, regions: Regions) -> float:
+    """Return the share of its cycles by which a read of constants delays a transfer, from 0 to 1.
+
+    On U85, latencies limit both to a part of a memory's bandwidth, so that they can run at the same time.
+    """
+    memory = regions[CONSTANTS]
+    used = channel_rate(npu, memory, WEIGHT) + channel_rate(npu, memory, COPY)
+    return min(max(used / memory.bytes_per_cycle - 1, 0.0), 1.0)
+
+
 def _rate_whole_phase(ops: Sequence[Op], operator: Operator) -> Operator:
     op = ops[operator.first]
     if op.is_dma or op.name not in CONVOLUTIONS or not leaves_rows(op) or len(operator.works) > 1:
@@ -175,6 +186,7 @@ class _Bus:
             if operator.weights and not operator.is_shared:
                 number = bisect_left(firsts, operator.first)
                 early += [each for each in operator.weights if bisect_right(firsts, self._rank(each.position)) < number]
+        self._contention = rate_contention(self.npu, self.regions)
         self._early = deque(sorted(early, key=lambda transfer: self._rank(transfer.position)))
 
     def _rank(self, position: int) -> float:
@@ -219,10 +231,13 @@ class _Bus:
         return sum(transfer.size_bytes for transfer in operator.weights if transfer.position in {*first, *early})
 
     def read(self, cycles: int) -> int:
-        if not cycles:
-            return 0
-        self.free = max(self.now, self.free or 0) + cycles
-        return self.free - self.now
+        """Return the cycles until ``cycles`` of reads of constants end, including waits for the transfers that share their bus."""
+        shared = self._contention * cycles
+        if not shared:
+            return cycles
+        backlog = max((self.free or 0) - self.now, 0)
+        self.free = self.now + backlog + int(shared)
+        return cycles + int(self._contention * backlog)
 
     def finish(self, operator: Operator, cycles: int) -> None:
         self.now += cycles

@@ -10,6 +10,9 @@ from ethorch.npu.cycles.memories import CONSTANTS
 from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
 
+#: Minimum share of the cycles that the growth of a region saves.
+GROWTH_WORTH = 0.005
+
 
 @dataclass(frozen=True)
 class Context:
@@ -17,6 +20,7 @@ class Context:
 
     regions: Regions
     limits: Mapping[int, int] = field(default_factory=dict)  # maximum bytes by region; by default the size in the image
+    grown_limits: Mapping[int, int] = field(default_factory=dict)  # if growth beyond ``limits`` saves GROWTH_WORTH of the cycles
     effects: Effects = field(default_factory=Effects)
     passes: frozenset[str] | None = None  # to run; None for all
     resident_bytes: int = 0  # of weights that are read several times and may be copied to fast memory
@@ -48,3 +52,6 @@ class Context:
     def limit(self, stream: Stream, region: int) -> int:
         size = stream.image.sizes.get(region, 0)
         return max(size, self.limits.get(region, size))
+
+    def grown_limit(self, stream: Stream, region: int) -> int:
+        return max(self.limit(stream, region), self.grown_limits.get(region, 0))

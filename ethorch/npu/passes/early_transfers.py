@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from ethorch.npu.cycles.model import RatedOperator, rate_operators
 from ethorch.npu.ir import Stream
-from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.context import GROWTH_WORTH, Context
 from ethorch.npu.passes.occupancy import GRANULE
 from ethorch.npu.passes.schedule import Schedule
 from ethorch.npu.passes.weight_transfers import find_weights, stage_weights
@@ -23,7 +24,7 @@ _MOST_GRANULES = 1 << 28
 
 def run(stream: Stream, context: Context) -> Stream | None:
     region = context.find_fast_region(stream)
-    if region is None or len(stream.ops) * (context.limit(stream, region) // GRANULE) > _MOST_GRANULES:
+    if region is None or len(stream.ops) * (context.grown_limit(stream, region) // GRANULE) > _MOST_GRANULES:
         return None
     rated = context.rate_operators(stream)
     weights = find_weights(stream, [rated_operator.operator for rated_operator in rated], region)
@@ -34,16 +35,26 @@ def run(stream: Stream, context: Context) -> Stream | None:
         if each.transfer is None:
             alternatives.setdefault(each.operator, []).append(unit)
     staged: dict[int, RatedOperator] = {}
-    for row in zip_longest(*alternatives.values()):  # one alternative of each operator
-        units = [unit for unit in row if unit is not None]
+    for units in _group(alternatives):
         changed = stage_weights(stream, rated, [weights[unit] for unit in units], region)
-        entries = rate_operators(changed, context.regions, context.effects)
-        if len(entries) != len(rated):
+        variants = rate_operators(changed, context.regions, context.effects)
+        if len(variants) != len(rated):
             return None  # the transfers join other operators
-        staged |= {unit: entries[weights[unit].operator] for unit in units}
+        staged |= {unit: variants[weights[unit].operator] for unit in units}
     schedule = Schedule(stream, context, region, rated, staged, weights)
     _improve(schedule)
-    return schedule.build() if schedule.placements else None
+    smaller, cycles = schedule.build() if schedule.placements else None, schedule.cycles[0]
+    schedule.raise_limit(context.grown_limit(stream, region))
+    _improve(schedule)
+    return schedule.build() if schedule.cycles[0] <= (1 - GROWTH_WORTH) * cycles else smaller
+
+
+def _group(alternatives: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """Yield lists of units of different, not adjacent operators. The model joins adjacent operators that transfer weights."""
+    for parity in (0, 1):
+        columns = [units for number, units in alternatives.items() if number % 2 == parity]
+        for row in zip_longest(*columns):
+            yield [unit for unit in row if unit is not None]
 
 
 def _improve(schedule: Schedule) -> None:

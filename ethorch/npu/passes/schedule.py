@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ethorch.npu.cycles.memories import CONSTANTS
-from ethorch.npu.cycles.model import RatedOperator, time_operators
+from ethorch.npu.cycles.model import RatedOperator, rate_contention, time_operators
 from ethorch.npu.cycles.operators import Transfer
 from ethorch.npu.cycles.traffic import copy_cycles
 from ethorch.npu.ir import Op, Stream
@@ -62,6 +62,7 @@ class Schedule:
         self.stream, self.context, self.region = stream, context, region
         self.unchanged, self.staged, self.weights = rated, staged, weights
         self.work = 0  # ratings of operators
+        self._contention = rate_contention(stream.npu, context.regions)
         self._numbers: dict[tuple[int, Part], int] = {}  # positions of new transfers, after those of the stream
         self._units: dict[int, list[int]] = {}  # by operator
         for unit, each in enumerate(weights):
@@ -91,7 +92,11 @@ class Schedule:
         self.placements, self._rated, self._ranks = placements, rated, ranks
         self.cycles = sum(cycles), sum(contended)
         self.exposed = [time - computing for time, computing in zip(cycles, self._computing, strict=True)]
-        self._contended, self._reads, self._loads = contended, reads, self._list_loads(reads)
+        slacks = [each.operator.slack_cycles(self.context.regions) for each in rated]
+        # An operator that has the bus to itself leaves no cycles beyond its slack.
+        self._slacks = list(contended if self._contention == 1 else map(min, slacks, contended))
+        self._contended, self._reads = contended, reads
+        self._loads = self._list_loads(reads)
         self._idle: dict[int, list[int]] = {}
         self._tried: set[tuple[int, Placement]] = set()
 
@@ -100,13 +105,13 @@ class Schedule:
     def _list_cycles(
         self, rated: Sequence[RatedOperator], ranks: Mapping[int, float], contention: bool
     ) -> tuple[list[int], list[int]]:
-        """Return each operator's cycles, and the cycles of its accesses to the constants' memory."""
+        """Return each operator's cycles, and the cycles in which its accesses to the constants' memory delay transfers."""
         self.work += len(rated)
         effects = replace(self.context.effects, contention=contention)
         times = list(time_operators(self.stream.npu, self.context.regions, rated, effects, ranks))
         constants = self.context.regions[CONSTANTS].name
         cycles = [max([npu_cycles, *accesses.values()]) for npu_cycles, accesses in times]
-        return cycles, [accesses.get(constants, 0) for _, accesses in times]
+        return cycles, [int(self._contention * accesses.get(constants, 0)) for _, accesses in times]
 
     def _replace_transfers(self, number: int, placements: Mapping[int, Placement]) -> RatedOperator:
         rated = self.unchanged[number]
@@ -141,6 +146,11 @@ class Schedule:
         return entries
 
     # --- placements ---------------------------------------------------------------------------------------------------
+
+    def raise_limit(self, limit: int) -> None:
+        """Change the maximum size of the region, in bytes."""
+        self.occupancy.limit = limit // GRANULE
+        self._tried.clear()
 
     def place(self, unit: int, ahead: int) -> bool:
         """Transfer a unit of weights up to ``ahead`` operators early. Return False if that is impossible or saves no cycles."""
@@ -181,7 +191,7 @@ class Schedule:
         gaps = range(weights.operator, max(weights.operator - ahead, 0), -1)
         if weights.is_slice:  # the cycle model expects one transfer for each slice
             most = self._copy_cycles(weights.size_bytes)
-            parts = [Part(gap, 0, weights.size_bytes) for gap in gaps if idle[gap - 1] >= most][:1]
+            parts = [Part(gap, 0, weights.size_bytes) for gap in gaps if idle[gap] >= most][:1]
         else:
             parts = self._divide(weights, gaps, idle)
         if not parts:
@@ -198,53 +208,65 @@ class Schedule:
         parts: list[Part] = []
         left = weights.size_bytes
         for gap in gaps:
-            size = min(left, self._bytes_in(idle[gap - 1]) // GRANULE * GRANULE)
+            size = min(left, self._bytes_in(idle[gap]) // GRANULE * GRANULE)
             if left and size >= min(left, _LEAST_PART):
                 left -= size
                 parts.insert(0, Part(gap, left, size))
         if not left:
             return parts
         needed = self._copy_cycles(weights.size_bytes)
-        for gap, cycles in zip(gaps, accumulate(idle[gap - 1] for gap in gaps), strict=True):
+        for gap, cycles in zip(gaps, accumulate(idle[gap] for gap in gaps), strict=True):
             if cycles >= needed:  # a transfer during several operators
                 return [Part(gap, 0, weights.size_bytes)]
         parts = [replace(part, offset=part.offset - left) for part in parts]
         return [*parts, Part(weights.operator, weights.size_bytes - left, left)]
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return each operator's cycles without reads of constants, ignoring transfers of ``unit``."""
+        """Return the cycles for additional transfers before each operator, ignoring transfers of ``unit``.
+
+        As in Vela's formulas, a transfer overlaps with the computing of the previous operator, but not with its waits for memory.
+        """
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
         placement, transfer = self.placements.get(unit), self.weights[unit].transfer
         if self._rated[number].operator.reads_constants(self.context.regions):
-            loads[number] -= self._reads[number]
+            self._add_reads(loads, number, -self._reads[number])
         if placement is not None:
             for part in placement.parts:
-                loads[max(part.gap - 1, 0)] -= self._copy_cycles(part.size_bytes)
+                loads[part.gap] -= self._copy_cycles(part.size_bytes)
         elif transfer is not None:
-            loads[self._find_operator(transfer)] -= self._copy_cycles(self.weights[unit].size_bytes)
+            loads[self._find_gap(transfer)] -= self._copy_cycles(self.weights[unit].size_bytes)
         idle, backlog = [], 0
-        for load, time in zip(loads, self._contended, strict=True):
-            rest = time - load - backlog
+        for load, before, time, slack in zip(loads, [0, *self._slacks[:-1]], self._contended, self._slacks, strict=True):
+            rest = before + time - slack - load - backlog
             idle.append(rest if rest > 0 else 0)
             backlog = -rest if rest < 0 else 0
+        if number:
+            idle[number] = min(idle[number], self._slacks[number - 1])
         self._idle[unit] = idle
         return idle
 
     def _list_loads(self, reads: Sequence[int]) -> list[int]:
-        """Return each operator's cycles in which it or concurrent transfers read constants."""
+        """Return the cycles in which transfers before each operator, or concurrent operators, read constants."""
         loads = [0] * len(self._rated)
         for number, rated in enumerate(self._rated):
             operator = rated.operator
             if operator.reads_constants(self.context.regions):
-                loads[number] += reads[number]
+                self._add_reads(loads, number, reads[number])
             for transfer in () if operator.is_shared else operator.weights:
-                loads[self._find_operator(transfer.position)] += self._copy_cycles(transfer.size_bytes)
+                loads[self._find_gap(transfer.position)] += self._copy_cycles(transfer.size_bytes)
         return loads
 
-    def _find_operator(self, position: int) -> int:
-        return max(bisect_left(self._firsts, self._ranks.get(position, position)) - 1, 0)
+    def _add_reads(self, loads: list[int], number: int, cycles: int) -> None:
+        """Add cycles in which an operator reads constants to the transfers before it and before the next operator."""
+        later = cycles * self._slacks[number] // max(self._contended[number], 1)
+        loads[number] += cycles - later
+        loads[min(number + 1, len(loads) - 1)] += later
+
+    def _find_gap(self, position: int) -> int:
+        """Return the number of the operator before which a transfer is issued."""
+        return min(bisect_left(self._firsts, self._ranks.get(position, position)), len(self._firsts) - 1)
 
     def _copy_cycles(self, size_bytes: int) -> int:
         regions = self.context.regions

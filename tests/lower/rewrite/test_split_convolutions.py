@@ -1,8 +1,9 @@
-"""A convolution whose result is cut up becomes one for each piece, and no bit changes."""
+"""Convolutions that are split by output channels compute equal results."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ethorch import EthosUCompileSpec
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.pipeline import rewrite
+from ethorch.targets.tuning import UNTUNED, SplitWeights
 from ethorch.tosa.ir import Graph, Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
@@ -104,6 +106,42 @@ def test_pieces(build) -> None:
     for target in ("ethos-u55-128", "ethos-u85-256"):
         for found, expected in zip(machine(serialize(after), codes, EthosUCompileSpec(target)), wanted, strict=True):
             np.testing.assert_array_equal(found.ravel(), expected.ravel())
+
+
+def classify(b: Builder, places: int = 1, bias: int = 90) -> None:
+    """int8 [1, 1, places, 90]: a linear layer with 90 * 128 weights."""
+    rng = np.random.default_rng(2)
+    x = b.input("x", (1, 1, places, 128), "INT8")
+    weight = b.const(rng.integers(-127, 128, (90, 1, 1, 128)).astype(np.int8))
+    biases = b.const(rng.integers(-900, 900, bias).astype(np.int32))
+    attributes = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": -4, "weight_zp": 0}
+    value = b.rescale(b.emit("CONV2D", x, weight, biases, **attributes), [0.001 + 1e-5 * n for n in range(90)], output_zp=6)
+    b.graph.outputs.append(b.emit("CLAMP", value, min_val=-100, max_val=90))
+
+
+SPLIT = SplitWeights(fewest_weights=2000, most_slices=4, most_positions=8)
+
+
+@pytest.mark.parametrize(("places", "bias", "setting", "count"), [
+    (1, 90, SPLIT, 4),
+    (8, 1, SPLIT, 4),
+    (9, 90, SPLIT, 1),
+    (1, 90, replace(SPLIT, fewest_weights=5000), 2),
+    (1, 90, replace(SPLIT, fewest_weights=6000), 1),
+    (1, 90, replace(SPLIT, fewest_weights=1, most_slices=100), 5),
+    (1, 90, None, 1),
+])  # fmt: skip
+def test_slices_of_a_layer_with_many_weights(places: int, bias: int, setting: SplitWeights | None, count: int) -> None:
+    b = Builder()
+    classify(b, places, bias)
+    before, after = b.graph, rewrite(copy.deepcopy(b.graph), replace(UNTUNED, split_weights=setting))
+    verify(after)
+    slices = [op.result.shape[3] for op in after.ops if op.name == "CONV2D"]
+    assert len(slices) == count and sum(slices) == 90 and not any(size % 16 for size in slices[:-1])
+    codes = [np.random.default_rng(3).integers(-128, 128, (1, 1, places, 128)).astype(np.int8)]
+    (expected,) = reference(serialize(before), codes)
+    (found,) = machine(serialize(after), codes, EthosUCompileSpec("ethos-u85-256"))
+    np.testing.assert_array_equal(found.ravel(), expected.ravel())
 
 
 def kinds(graph: Graph) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ethorch.npu.cycles import Effects, MemoryRate, estimate, read_regions
+from ethorch.npu.cycles.model import rate_contention
 from ethorch.npu.cycles.operators import read_operators
 from ethorch.npu.ir import decode
 from tests.npu.cycles.test_vela import compile_network, rate_regions
@@ -83,3 +84,12 @@ def test_regions_of_a_system_configuration():
     regions = read_regions(16, memories, "Dram", "Sram", "Sram")
     assert regions[1] == regions[2] == MemoryRate("Sram", 16.0, 32, 1, 32, 2)
     assert regions[0] == MemoryRate("Dram", 16.0, 1, 1, 64)
+
+
+def test_contention_depends_on_the_bandwidth_that_both_need():
+    memory = MemoryRate("Dram", 12.0, read_latency=500, burst_bytes=128, max_reads=64)
+    u55, u85 = (decode(compile_network("ds_cnn", target)[0].stream).npu for target in TARGETS)
+    assert rate_contention(u55, {0: memory}) == 1
+    assert rate_contention(u85, {0: memory}) == 0
+    assert 0 < rate_contention(u85, {0: replace(memory, bytes_per_cycle=4.0)}) < 1
+    assert rate_contention(u85, {0: replace(memory, read_latency=0)}) == 1
