@@ -10,13 +10,13 @@ from ethorch.npu.cycles.model import RatedOperator
 from ethorch.npu.ir import Stream
 from ethorch.npu.ir.image import Place
 from ethorch.npu.ir.stream import create_transfer, group_chains
-from ethorch.npu.passes import allocation
+from ethorch.npu.passes import allocation, early_transfers
 from ethorch.npu.passes.context import GROWTH_WORTH, Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import round_up
 from ethorch.npu.passes.segments import ALIGNMENT
 
-_WORTH = 0.002  # minimum share of the cycles that a change saves
+_WORTHS = (0.002, 0.02)  # minimum shares of the cycles that a change saves, to try in turn
 _MOST_TRIALS, _WORK = 24, 24_000  # changes to try, and operations that all trials allocate
 _MOST_EVICTIONS = 4  # of maps in fast memory, to try for one change
 _REGION_BITS = 7  # of a region register; the others contain the mode of a transfer
@@ -44,49 +44,117 @@ def run(stream: Stream, context: Context) -> Stream | None:
     slow = frozenset(n for n, size in stream.image.sizes.items() if size and context.regions[n].bytes_per_cycle < rate)
     if not slow:
         return None
-    best, tried, left = stream, set[tuple[tuple[int, str], ...]](), min(_MOST_TRIALS, _WORK // len(stream.ops))
-    while left > 0:
-        changed = None
-        for change, keys in _list_changes(best, slow, context):
-            if keys in tried:
-                continue
-            tried.add(keys)
-            left -= 1
-            changed = _apply(best, change, fast, context)
-            if changed is not None or left <= 0:
+    best, fewest = None, _rate_with_transfers(stream, context)
+    for worth in _WORTHS:
+        changed = _Search(context, fast, slow, worth).run(stream)
+        if changed is not None and (cycles := _rate_with_transfers(changed, context)) < fewest:
+            best, fewest = changed, cycles
+    return best
+
+
+def _rate_with_transfers(stream: Stream, context: Context) -> int:
+    """Return the cycles after ``early-transfers``, which needs the same memory."""
+    if context.passes is not None and "early-transfers" not in context.passes:
+        return context.rate(stream)
+    return context.rate(early_transfers.run(stream, context) or stream)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search for changes that each save at least ``worth``, a share of the stream's cycles."""
+
+    context: Context
+    fast: int
+    slow: frozenset[int]
+    worth: float
+
+    def run(self, stream: Stream) -> Stream | None:
+        best, tried, left = stream, set[tuple[tuple[int, str], ...]](), min(_MOST_TRIALS, _WORK // len(stream.ops))
+        while left > 0:
+            changed = None
+            for change, keys in self._list_changes(best):
+                if keys in tried:
+                    continue
+                tried.add(keys)
+                left -= 1
+                changed = self._apply(best, change)
+                if changed is not None or left <= 0:
+                    break
+            if changed is None:
                 break
-        if changed is None:
-            break
-        best = changed
-    return None if best is stream else best
+            best = changed
+        return None if best is stream else best
 
+    def _list_changes(self, stream: Stream) -> Iterator[tuple[_Change, tuple[tuple[int, str], ...]]]:
+        """Yield changes, first those that can save the most cycles, and keys that identify them in changed streams."""
+        image = stream.image
+        lifetimes = find_lifetimes(stream.ops, {n: size for n, size in image.sizes.items() if size}, image.inputs, image.outputs)
+        gains: dict[int, dict[int, int]] = {}  # by segment and position
+        by_segment: dict[int, list[Key]] = {}
+        for key, segment in lifetimes.accesses.items():
+            if lifetimes.segments[segment].region in self.slow:
+                by_segment.setdefault(segment, []).append(key)
+        waits = self._find_waits(stream)
+        for segment, keys in by_segment.items():
+            for position, _ in keys:
+                if waits.get(position):
+                    gains.setdefault(segment, {})[position] = waits[position]
+        least = self.worth * self.context.rate(stream)
+        changes: list[tuple[int, _Change]] = []
+        for segment, by_position in gains.items():
+            keys = sorted(by_segment[segment])
+            if not _are_maps(keys):
+                continue
+            if segment not in (*lifetimes.inputs, *lifetimes.outputs):
+                changes.append((sum(by_position.values()), _Change(segment, tuple(keys), False)))
+            changes += _list_copies(stream, segment, keys, by_position)
+        for gain, change in sorted(changes, key=lambda pair: (-pair[0], pair[1].is_copied, pair[1].accesses)):
+            if gain >= least:
+                yield change, tuple((stream.ops[position].key, name) for position, name in change.accesses)
 
-def _list_changes(stream: Stream, slow: frozenset[int], context: Context) -> Iterator[tuple[_Change, tuple[tuple[int, str], ...]]]:
-    """Yield changes, first those that can save the most cycles, and keys that identify them in changed streams."""
-    image = stream.image
-    lifetimes = find_lifetimes(stream.ops, {n: size for n, size in image.sizes.items() if size}, image.inputs, image.outputs)
-    gains: dict[int, dict[int, int]] = {}  # by segment and position
-    by_segment: dict[int, list[Key]] = {}
-    for key, segment in lifetimes.accesses.items():
-        if lifetimes.segments[segment].region in slow:
-            by_segment.setdefault(segment, []).append(key)
-    waits = _find_waits(stream, slow, context)
-    for segment, keys in by_segment.items():
-        for position, _ in keys:
-            if waits.get(position):
-                gains.setdefault(segment, {})[position] = waits[position]
-    least = _WORTH * context.rate(stream)
-    changes: list[tuple[int, _Change]] = []
-    for segment, by_position in gains.items():
-        keys = sorted(by_segment[segment])
-        if not _are_maps(keys):
-            continue
-        if segment not in (*lifetimes.inputs, *lifetimes.outputs):
-            changes.append((sum(by_position.values()), _Change(segment, tuple(keys), False)))
-        changes += _list_copies(stream, segment, keys, by_position)
-    for gain, change in sorted(changes, key=lambda pair: (-pair[0], pair[1].is_copied, pair[1].accesses)):
-        if gain >= least:
-            yield change, tuple((stream.ops[position].key, name) for position, name in change.accesses)
+    def _find_waits(self, stream: Stream) -> dict[int, int]:
+        """Return the cycles that each operator's kernels wait for memories of slow regions, divided among its kernels."""
+        names = {self.context.regions[region].name for region in self.slow}
+        waits: dict[int, int] = {}
+        for rated, timed in zip(self.context.rate_operators(stream), self.context.estimate(stream).operators, strict=True):
+            others = (cycles for name, cycles in timed.access_cycles.items() if name not in names)
+            wait = timed.cycles - timed.effects - max([timed.npu_cycles, *others])
+            kernels = _list_kernels(stream, rated)
+            if wait > 0 and kernels:
+                waits |= dict.fromkeys(kernels, wait // len(kernels))
+        return waits
+
+    def _apply(self, stream: Stream, change: _Change) -> Stream | None:
+        """Return the changed stream, or None if it is not faster or the fast region becomes too large."""
+        place = _find_place(stream, change.accesses)
+        if place[2] - place[1] > self.context.grown_limit(stream, self.fast):
+            return None
+        address = round_up(stream.image.sizes[self.fast])
+        changed = _redirect(stream, change.accesses, place, self.fast)
+        if change.is_copied:
+            changed = _insert_copy(changed, min(position for position, _ in change.accesses), place, self.fast, address)
+        if self.context.rate(changed) > (1 - self.worth) * self.context.rate(stream):
+            return None
+        after, missing = self._allocate(stream, changed)
+        if after is not None or missing <= 0:
+            return after
+        for keys in _list_evictions(changed, self.fast, address, missing):
+            evicted = _redirect(changed, keys, _find_place(changed, keys), place[0])
+            if self.context.rate(evicted) <= (1 - self.worth) * self.context.rate(stream):
+                after, _ = self._allocate(stream, evicted)
+                if after is not None:
+                    return after
+        return None
+
+    def _allocate(self, stream: Stream, changed: Stream) -> tuple[Stream | None, int]:
+        """Return the reallocated stream, or None if it is not worth it, and the bytes by which the fast region is too large."""
+        after = allocation.allocate(changed).stream
+        size, cycles = after.image.sizes[self.fast], self.context.rate(stream)
+        worth = self.worth if size <= self.context.limit(stream, self.fast) else GROWTH_WORTH
+        missing = size - self.context.grown_limit(stream, self.fast)
+        others_fit = all(n <= self.context.limit(stream, region) for region, n in after.image.sizes.items() if region != self.fast)
+        is_worth = missing <= 0 and others_fit and self.context.rate(after) <= (1 - worth) * cycles
+        return (after if is_worth else None), missing
 
 
 def _list_copies(stream: Stream, segment: int, keys: Sequence[Key], gains: Mapping[int, int]) -> Iterator[tuple[int, _Change]]:
@@ -101,44 +169,8 @@ def _list_copies(stream: Stream, segment: int, keys: Sequence[Key], gains: Mappi
             yield gains[position], _Change(segment, tuple(key for key in reads if key[0] == position), True)
 
 
-def _find_waits(stream: Stream, slow: frozenset[int], context: Context) -> dict[int, int]:
-    """Return the cycles that each operator's kernels wait for memories of slow regions, divided among its kernels."""
-    names = {context.regions[region].name for region in slow}
-    waits: dict[int, int] = {}
-    for rated, timed in zip(context.rate_operators(stream), context.estimate(stream).operators, strict=True):
-        others = (cycles for name, cycles in timed.access_cycles.items() if name not in names)
-        wait = timed.cycles - timed.effects - max([timed.npu_cycles, *others])
-        kernels = _list_kernels(stream, rated)
-        if wait > 0 and kernels:
-            waits |= dict.fromkeys(kernels, wait // len(kernels))
-    return waits
-
-
 def _list_kernels(stream: Stream, rated: RatedOperator) -> list[int]:
     return [position for position in rated.operator.positions if not stream.ops[position].is_dma]
-
-
-def _apply(stream: Stream, change: _Change, fast: int, context: Context) -> Stream | None:
-    """Return the changed stream, or None if it is not faster or the fast region becomes too large."""
-    place = _find_place(stream, change.accesses)
-    if place[2] - place[1] > context.grown_limit(stream, fast):
-        return None
-    address = round_up(stream.image.sizes[fast])
-    changed = _redirect(stream, change.accesses, place, fast)
-    if change.is_copied:
-        changed = _insert_copy(changed, min(position for position, _ in change.accesses), place, fast, address)
-    if context.rate(changed) > (1 - _WORTH) * context.rate(stream):
-        return None
-    after, missing = _allocate(stream, changed, fast, context)
-    if after is not None or missing <= 0:
-        return after
-    for keys in _list_evictions(changed, fast, address, missing):
-        evicted = _redirect(changed, keys, _find_place(changed, keys), place[0])
-        if context.rate(evicted) <= (1 - _WORTH) * context.rate(stream):
-            after, _ = _allocate(stream, evicted, fast, context)
-            if after is not None:
-                return after
-    return None
 
 
 def _find_place(stream: Stream, keys: Sequence[Key]) -> Place:
@@ -170,17 +202,6 @@ def _insert_copy(stream: Stream, position: int, place: Place, fast: int, address
             break
         start += len(group)
     return replace(stream, ops=[*stream.ops[:start], transfer, *stream.ops[start:]])
-
-
-def _allocate(stream: Stream, changed: Stream, fast: int, context: Context) -> tuple[Stream | None, int]:
-    """Return the reallocated stream, or None if it is not worth it, and the bytes by which the fast region is too large."""
-    after = allocation.allocate(changed).stream
-    size, cycles = after.image.sizes[fast], context.rate(stream)
-    worth = _WORTH if size <= context.limit(stream, fast) else GROWTH_WORTH
-    missing = size - context.grown_limit(stream, fast)
-    others_fit = all(n <= context.limit(stream, region) for region, n in after.image.sizes.items() if region != fast)
-    is_worth = missing <= 0 and others_fit and context.rate(after) <= (1 - worth) * cycles
-    return (after if is_worth else None), missing
 
 
 def _list_evictions(stream: Stream, fast: int, address: int, missing: int) -> list[tuple[Key, ...]]:

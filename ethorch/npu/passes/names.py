@@ -9,8 +9,8 @@ PASSES = {
     "dma-copies": "Copy and transpose feature maps by DMA instead of by kernels on U85.",
     "block-sizes": "Change the blocks in which kernels compute, so that reading, computing and writing overlap better.",
     "resident-weights": "Copy repeatedly read weights to fast memory once, and their scales before each use.",
-    "early-transfers": "Start transfers of weights or scales several operators ahead.",
     "fast-maps": "Move feature maps from DRAM to SRAM, or copy them to SRAM before operators read them repeatedly.",
+    "early-transfers": "Start transfers of weights or scales several operators ahead.",
     "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",
 }

@@ -40,9 +40,9 @@ PIPELINE = (
     Pass("dma-copies", dma_copies.run, after=("copy-elision",), keeps_dataflow=True, most_ops=2_000),
     Pass("block-sizes", block_sizes.run, after=("dma-copies",), keeps_dataflow=True, most_ops=16_000),
     Pass("resident-weights", resident_weights.run, after=("block-sizes",), keeps_dataflow=True, most_ops=16_000),
-    Pass("early-transfers", early_transfers.run, after=("resident-weights",), keeps_dataflow=True, most_ops=16_000),
-    Pass("fast-maps", fast_maps.run, after=("early-transfers",), keeps_dataflow=True, most_ops=4_000),
-    Pass("allocation", allocation.run, after=("fast-maps",), keeps_dataflow=True, most_ops=16_000),
+    Pass("fast-maps", fast_maps.run, after=("resident-weights",), keeps_dataflow=True, most_ops=4_000),
+    Pass("early-transfers", early_transfers.run, after=("fast-maps",), keeps_dataflow=True, most_ops=16_000),
+    Pass("allocation", allocation.run, after=("early-transfers",), keeps_dataflow=True, most_ops=16_000),
     Pass("division", division.run, after=("allocation",), most_ops=4_000),
 )
 
