@@ -60,7 +60,9 @@ def _context(model: CompiledModel, spec: EthosUCompileSpec, passes: frozenset[st
     largest = spec.arena_cache_bytes if spec.arena in (FAST, FREE) else min(int(spec.arena), spec.arena_cache_bytes)
     resident = max(min(spec.resident_bytes, largest - size), 0)
     is_dedicated = region == _STAGING and spec.arena == FREE
-    grown = {region: spec.arena_cache_bytes} if is_dedicated else {}
+    # Without a size, the whole address space would be dedicated to the NPU.
+    is_known = "--arena-cache-size" in spec.flags or spec.memory_system.arena_cache_bytes is not None
+    grown = {region: spec.arena_cache_bytes} if is_dedicated and is_known else {}
     limits = {region: max(size, limit)}
     return Context(read_memory_rates(spec), limits, grown, passes=passes, resident_bytes=resident)
 

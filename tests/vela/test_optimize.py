@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.pipeline import Pass
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import MachineFault
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela import optimize
 
 
@@ -134,3 +136,29 @@ def test_slices_of_a_classifier_read_weights_from_two_memories(memory_mode: str,
     compiled = record_of(program).build.delegates[0].compiled  # type: ignore[union-attr]
     kernels = [op for op in decode(compiled.command_stream, optimize.read_image(compiled)).ops if op.name == "NPU_OP_CONV"]
     assert len(kernels) == layers
+
+
+@pytest.mark.parametrize(
+    ("memory_mode", "arena", "grows"),
+    [("Dedicated_Sram_384KB", "free", True), ("Dedicated_Sram_384KB", 65536, False), ("Shared_Sram", "free", False)],
+)
+def test_only_dedicated_memory_grows(memory_mode: str, arena: str | int, grows: bool) -> None:
+    spec = EthosUCompileSpec("ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", memory_mode, arena=arena)
+    settings = ethorch.Settings(system_config="Ethos_U85_SYS_DRAM_Mid", memory_mode=memory_mode, stream="vela", verify=False)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    program = ethorch.compile(model.eval(), torch.randn(1, 64), "ethos-u85-256", settings=settings, progress=False)
+    compiled = record_of(program).build.delegates[0].compiled  # type: ignore[union-attr]
+    context = optimize._context(compiled, spec, frozenset())
+    assert context.grown_limits == ({2: 384 << 10} if grows else {})
+
+
+def test_memory_of_unknown_size_does_not_grow(tmp_path: Path) -> None:
+    ini = tmp_path / "own.ini"
+    ini.write_text(
+        "[System_Config.Own]\ncore_clock=1e9\naxi0_port=Sram\naxi1_port=Dram\nSram_clock_scale=1.0\nDram_clock_scale=0.5\n"
+        "[Memory_Mode.Own]\nconst_mem_area=Axi1\narena_mem_area=Axi1\ncache_mem_area=Axi0\n"
+    )
+    spec = EthosUCompileSpec("ethos-u85-256", "Own", "Own", config_ini=str(ini))
+    compiled = record_of(compile_with("vela")).build.delegates[0].compiled  # type: ignore[union-attr]
+    staged = replace(compiled, scratch_fast_bytes=1024)
+    assert optimize._context(staged, spec, frozenset()).grown_limits == {}
