@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ethorch.support import trees
 from ethorch.support.errors import FormatError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _find_problems(program: Mapping[str, Any]) -> Iterator[str]:
             yield f"expected a shape expression, got {text[:80]!r}"
         elif field in _OPERATORS and not _is_operator(text):
             yield f"expected an operator that a program may call, got {text[:80]!r}"
-        elif field in ("in_spec", "out_spec") and (unknown := _find_unknown_type(text)):
+        elif field in ("in_spec", "out_spec") and (unknown := trees.find_import(text)):
             yield f"expected inputs and outputs of built-in types, got {unknown[:80]!r}"
         elif field in _NAMES:
             if text and not text.isidentifier():
@@ -195,24 +196,3 @@ def _is_operator(target: str) -> bool:
             return operator is None  # torch reports operators of libraries that are not imported
         return not any(argument.name in _FILE_ARGUMENTS for argument in operator._schema.arguments)
     return target in {f"{symbolic.__module__}.{symbolic.__name__}" for symbolic in _SYM_OPS}
-
-
-def _find_unknown_type(text: str) -> str | None:
-    """Search a serialized pytree for a type that requires an import. Return its name, or None."""
-    pending = [json.loads(text)]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            if "__enum__" in value:
-                return str(value.get("fqn"))
-            if value.get("default_factory_module", "builtins") != "builtins":
-                return str(value["default_factory_module"])
-            pending += value.values()
-        elif isinstance(value, str) and value[:1] in ("{", "["):
-            try:
-                pending.append(json.loads(value))
-            except ValueError:
-                continue
-    return None

@@ -145,13 +145,13 @@ class Program:
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         """Run the program in ExecuTorch's runtime with the simulated NPU.
 
-        Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
+        Pass the inputs by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of its compiled size, the inputs are split into
         several inferences, whose outputs are concatenated along the first dimension.
 
         Returns:
-            The outputs, in the model's output structure if it is known. Named tuples become tuples. Quantized outputs are not
-            dequantized.
+            The outputs, in the model's output structure if it is known and its types are imported. Named tuples become tuples.
+            Quantized outputs are not dequantized.
 
         Raises:
             HostError: The number, dtype or shape of the inputs is wrong, or the outputs of several inferences cannot be
@@ -233,7 +233,7 @@ class Program:
 
     def _structure(self, number: int) -> Any:
         structure = self._record.description.structure
-        if structure is None or not structure[number]:
+        if structure is None or not structure[number] or trees.find_import(structure[number]):
             return None
         from torch.utils import _pytree as pytree
 

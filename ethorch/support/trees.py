@@ -5,8 +5,11 @@ Until torch is imported, only lists, tuples and dicts are flattened.
 
 from __future__ import annotations
 
+import builtins
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from enum import EnumMeta
 from typing import Any
 
 
@@ -60,6 +63,36 @@ def order_like(nest: Any, example: Any) -> Any:
     if isinstance(nest, Mapping) and isinstance(example, Mapping):
         return {key: order_like(nest[key], part) for key, part in example.items()}
     return type(nest)(map(order_like, nest, example)) if _are_sequences(nest, example) else nest
+
+
+def find_import(serialized: str) -> str | None:
+    """Search a pytree serialized by torch for a type that may run code when it is loaded. Return its name."""
+    pending: list[Any] = [serialized]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            try:
+                pending.append(json.loads(part))
+            except (ValueError, RecursionError):  # not JSON, which torch does not load either
+                continue
+        elif isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            if "__enum__" in part and not _is_loaded_enum(str(part.get("fqn"))):
+                return str(part.get("fqn"))
+            module, factory = part.get("default_factory_module", "builtins"), str(part.get("default_factory_name", "dict"))
+            if module != "builtins" or not isinstance(vars(builtins).get(factory), type):
+                return f"{module}.{factory}"
+            pending += part.values()
+    return None
+
+
+def _is_loaded_enum(name: str) -> bool:
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for attribute in path.split("."):
+        found = getattr(found, "__dict__", {}).get(attribute)
+    return isinstance(found, EnumMeta)
 
 
 def _are_sequences(nest: Any, example: Any) -> bool:

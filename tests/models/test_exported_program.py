@@ -183,6 +183,21 @@ def structure(records: dict[str, bytes], mark: Path) -> None:
     edited(records, "models/model.json", edit)
 
 
+def key_of_a_dict(records: dict[str, bytes], mark: Path) -> None:
+    """A module that is imported, since it is said to define an enum. JSON may start with a space."""
+    (mark.parent / "hostile_module.py").write_text(f"{marks(mark)}\n")
+    spec = {"type": "builtins.dict", "context": ' [{"__enum__": true, "fqn": "hostile_module:Key", "name": "A"}]'}
+
+    def edit(data: dict[str, Any]) -> None:
+        for entry in data["graph_module"]["module_call_graph"]:
+            if entry["signature"]:
+                protocol, tree = json.loads(entry["signature"]["in_spec"])
+                tree["children_spec"].append(spec | {"children_spec": []})
+                entry["signature"]["in_spec"] = json.dumps([protocol, tree])
+
+    edited(records, "models/model.json", edit)
+
+
 def compiled_code(records: dict[str, bytes], mark: Path) -> None:
     """A shared library that AOTInductor's loader opens; here it is none, and the loader says so."""
     records[part(records, "models/model.json").replace("models/model.json", "data/aotinductor/model/x.so")] = b"\x7fELF"
@@ -198,7 +213,8 @@ ATTACKS: dict[Edit, str] = {
     file_operator: "expected an operator that a program may call, got 'torch.ops.aten.from_file.default'",
     name_of_a_value: "expected a (name|Python identifier)",
     name_of_a_weight: "expected a (name|Python identifier)",
-    structure: "of built-in types, got 'hostile_module'",
+    structure: "of built-in types, got 'hostile_module.default'",
+    key_of_a_dict: "of built-in types, got 'hostile_module:Key'",
     compiled_code: "code compiled by AOTInductor",
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 import ethorch
 from ethorch.cli.model_options import inputs_from
+from ethorch.formats import pte, pte_writer
 from ethorch.models.samples import Keywords
 from ethorch.support.errors import EthorchError, HostError
 
@@ -194,3 +197,33 @@ def test_a_pickled_program_checks_constants(tmp_path: Path) -> None:
             program(*wrong)
     with pytest.raises(EthorchError, match=r"an input is None\. Remove it, or save a \.pte"):
         program.save(tmp_path / "m.bpte")
+
+
+class Key(enum.Enum):
+    FIRST = 1
+
+
+class ByEnum(nn.Module):
+    def forward(self, x: Tensor) -> dict[Key, Tensor]:
+        return {Key.FIRST: x + 1}
+
+
+def test_an_enum_is_a_key_if_its_module_is_imported(tmp_path: Path) -> None:
+    program = ethorch.compile(ByEnum(), (torch.ones(1, 4),))
+    for run in (program, ethorch.load(program.save(tmp_path / "m.pte"))):
+        assert list(run(torch.ones(1, 4))) == [Key.FIRST]
+
+
+@pytest.mark.parametrize("start", ["", " "])
+def test_a_file_imports_no_module(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hostile_keys.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    path = ethorch.compile(ByEnum(), (torch.ones(1, 4),)).save(tmp_path / "m.pte")
+    content = pte.read(path.read_bytes())
+    method = content.methods["forward"]
+    assert method.structure is not None
+    inputs, outputs = (text.replace(f"{__name__}:", "hostile_keys:").replace('"[{', f'"{start}[{{') for text in method.structure)
+    assert "hostile_keys:" in outputs
+    path.write_bytes(pte_writer.write(replace(content, methods={"forward": replace(method, structure=(inputs, outputs))})))
+    assert torch.is_tensor(ethorch.load(path)(torch.ones(1, 4)))
+    assert not (tmp_path / "mark").exists()
