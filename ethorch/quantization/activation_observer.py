@@ -20,11 +20,12 @@ ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
 _LEAST_EXPONENT = -100  # of the histogram's reach, because the reciprocal of a denormal bin width overflows
 _NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
-_EXTENSION = 1 / 64  # extension of a follower's range: four steps of int8
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
 #: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 
+#: Extension of a follower's range: four steps of int8.
+EXTENSION = 1 / 64
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """An observer of an activation.
@@ -319,7 +320,7 @@ class ExtendedFollower(Follower):
 
     def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
         scale, zero = self.leader.calculate_qparams(**kwargs)
-        wider = scale * (1 + _EXTENSION)
+        wider = scale * (1 + EXTENSION)
         if self.qscheme == torch.per_tensor_symmetric:
             return wider, zero
         highest = (self.quant_max - zero) * scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from ethorch.lower.ops.attention import EXCLUDED
 from ethorch.lower.ops.matmul import has_many_columns
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
-from ethorch.quantization.activation_observer import ActivationObserver, ExtendedFollower, Follower, find_leader
+from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, ExtendedFollower, Follower, find_leader
 from ethorch.quantization.bias_observer import BiasObserver
-from ethorch.quantization.mask_inputs import lift_masked, mark_mask_inputs
+from ethorch.quantization.mask_inputs import lift_excluded, lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
 from ethorch.targets.tuning import UNTUNED, Tuning, WrittenWeights
@@ -60,7 +61,8 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
             if isinstance(watcher, ActivationObserver):
                 watcher.masked = True
             elif isinstance(trained, FakeQuantizeBase):
-                trained.register_forward_pre_hook(lift_masked)
+                depth = 0.0 if isinstance(node.args[0], Node) and is_mask_fill(node.args[0]) else ROOM_INT8
+                trained.register_forward_pre_hook(partial(lift_masked, depth=depth))
             _mark_readers(node, observers)
         if rule.is_threshold:
             _set_thresholds(model, node, observers)
@@ -94,8 +96,8 @@ def _extend_range(node: Node, observers: dict[Edge, Any]) -> None:
     if isinstance(output, ActivationObserver) and isinstance(source, (ActivationObserver, Follower)):
         extended = ExtendedFollower(source)
         observers.update({key: extended for key, observer in observers.items() if observer is output})
-    elif isinstance(output, FakeQuantizeBase):
-        output.register_forward_pre_hook(lift_masked)
+    elif isinstance(output, FakeQuantizeBase) and isinstance(source, FakeQuantizeBase):
+        output.register_forward_pre_hook(partial(lift_excluded, source))
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:

@@ -15,7 +15,7 @@ from torchao.quantization.pt2e import FakeQuantizeBase
 from ethorch.lower.ops.arithmetic import add
 from ethorch.lower.ops.softmax import softmax
 from ethorch.lower.ops.spec import find
-from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, find_leader
+from ethorch.quantization.activation_observer import EXTENSION, ROOM_INT8, ActivationObserver, find_leader
 from ethorch.quantization.passes.mask_tensors import MOVERS, SOFTMAX, SUNK
 
 #: Difference between the lowest unmasked value and masked values in training.
@@ -73,3 +73,9 @@ def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: flo
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs
+
+
+def lift_excluded(source: FakeQuantizeBase, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Replace excluded scores with a number slightly below the range of ``source``, which quantizes the other scores."""
+    low, high = ((end - source.zero_point) * source.scale for end in (source.quant_min, source.quant_max))
+    return torch.where(inputs[0] <= SUNK, low - EXTENSION * (high - low), inputs[0]), *inputs[1:]

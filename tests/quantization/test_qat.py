@@ -15,7 +15,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt
 
 import ethorch
 from ethorch import EthosUCompileSpec
-from ethorch.arm.quantizer import get_symmetric_quantization_config
+from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.quantization.config import QuantizationConfig
 from tests.helpers.quantized import quantized, quantizer
@@ -178,3 +178,25 @@ def test_few_levels_train_with_the_scale_of_least_error(per_channel: bool, metho
     halved = float(found.calculate_qparams()[0].mean()) / 2
     found(weight / 2)
     assert float(found.calculate_qparams()[0].mean()) == pytest.approx(halved), "a scale follows its weight down"
+
+
+class BestOf(nn.Module):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.linear, self.k = nn.Linear(16, 16), k
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return torch.zeros_like(y).scatter(1, y.topk(self.k)[1], 1.0) * y
+
+
+@pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
+def test_elements_that_topk_has_chosen_extend_the_range_once(config: Callable[..., QuantizationConfig]) -> None:
+    torch.manual_seed(0)
+    graph = prepared_for_training(BestOf(4), config(is_qat=True), torch.randn(8, 16))
+    for _ in range(4):
+        output = graph(4 * torch.randn(8, 16))
+    assert ((output != 0).sum(1) <= 4).all()
+    scales = {str(node.args[0]): graph.get_submodule(str(node.target)).scale for node in graph.graph.find_nodes(op="call_module")}
+    filled = [float(scales[name]) for name in ("masked_fill_scalar", "masked_fill_scalar_1", "masked_fill_scalar_2")]
+    assert max(filled) < 1.1 * float(scales["linear"])
