@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -14,6 +15,8 @@ from ethorch.quantization.passes.mask_tensors import SUNK, is_mask
 from ethorch.quantization.range_search import HALF_BINS, Observations, least_squares_range, percentile_range
 from ethorch.support.errors import QuantizationError
 
+logger = logging.getLogger(__name__)
+
 #: Methods that choose the range of an activation.
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
@@ -21,11 +24,11 @@ _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are adde
 _LEAST_EXPONENT = -100  # of the histogram's reach, because the reciprocal of a denormal bin width overflows
 _NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
+#: Extension of a follower's range: four steps of int8.
+EXTENSION = 1 / 64
 #: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 
-#: Extension of a follower's range: four steps of int8.
-EXTENSION = 1 / 64
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """An observer of an activation.
@@ -145,12 +148,13 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if math.isinf(low) or math.isinf(high):  # attention masks contain -inf, which cannot be in a range
             values = values[values.isfinite()]
             if values.numel() == 0:
+                self.seen.infinite |= high == math.inf
                 return
             low, high = (float(v) for v in torch.aminmax(values))
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
-        """Record finite values whose minimum is ``low`` and whose maximum is ``high``."""
+        """Record finite values with minimum ``low`` and maximum ``high``."""
         seen, first = self.seen, not self.seen.lows
         seen.lows.append(low)
         seen.highs.append(high)
@@ -166,7 +170,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Double the bin width until the histogram covers the magnitude ``largest``, and add ``values`` to the histogram."""
+        """Double the bin width until the histogram covers the magnitude ``largest``, and add ``values``."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** max(math.ceil(math.log2(largest)), _LEAST_EXPONENT) if largest > 0 else 0.0
@@ -204,6 +208,12 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 )
             if self.statistics:
                 warn_about(self.name, self.statistics)
+            if self.seen.infinite and not self.seen.lows:
+                logger.warning(
+                    "%s is infinite for all calibration inputs, so all its values will be 0 or nearly 0. Calibrate with inputs "
+                    "for which it is finite. [calibration.infinite]",
+                    self.name or "a tensor",
+                )
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
                 low = min(low, self._lowest_with_mask())
@@ -236,7 +246,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def fills(self, limits: tuple[float, float]) -> bool:
         """Return True if the observed range covers ``limits``, or if all values are 0.
 
-        If quantization is symmetric, compare only the largest magnitudes of the range and ``limits``.
+        If quantization is symmetric, compare only the largest magnitudes.
         """
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:

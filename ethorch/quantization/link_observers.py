@@ -20,6 +20,7 @@ from ethorch.quantization.bias_observer import BiasObserver
 from ethorch.quantization.mask_inputs import lift_excluded, lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
+from ethorch.support.errors import QuantizationError
 from ethorch.targets.tuning import UNTUNED, Tuning, WrittenWeights
 
 #: Key of ``GraphModule.meta``: whether the graph is a subgraph of control flow.
@@ -67,6 +68,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
         if rule.is_threshold:
             _set_thresholds(model, node, observers)
         if rule.layer is not None:
+            _check_finite(model, node, rule.layer, observers)
             _link_bias(model, node, rule.layer, observers)
         elif rule.output == "same" or rule.keeps_codes:
             _follow(node, observers)
@@ -133,6 +135,21 @@ def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
     if tensor is not None and tensor.numel() == 1:
         return float(tensor)
     return float(bound) if isinstance(bound, (int, float)) else None
+
+
+def _check_finite(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
+    args: list[Any] = [*node.args, *[None] * 3]
+    if (args[layer.weight], node) not in observers:
+        return
+    for arg in (args[layer.weight], args[layer.bias]):
+        parameter = tensor_of(model, arg) if isinstance(arg, Node) else None
+        if parameter is not None and not parameter.isfinite().all():
+            wrong = parameter[~parameter.isfinite()]
+            raise QuantizationError(
+                "quantize.parameter",
+                f"{arg.target}: expected finite weights and biases, got {float(wrong[0])} ({wrong.numel()} of {parameter.numel()} "
+                "elements are infinite or NaN). Check the training or the checkpoint of the float model.",
+            )
 
 
 def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:

@@ -69,13 +69,13 @@ def _is_sum(node: Node) -> bool:
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: float = ROOM_INT8) -> tuple[torch.Tensor, ...]:
-    """Replace masked scores in the input of a fake-quantize module with the lowest unmasked score minus ``depth``."""
+    """Replace masked scores in the input with the lowest unmasked score minus ``depth``."""
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs
 
 
 def lift_excluded(source: FakeQuantizeBase, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Replace excluded scores with a number slightly below the range of ``source``, which quantizes the other scores."""
+    """Replace excluded scores with a number slightly below the range of ``source``."""
     low, high = ((end - source.zero_point) * source.scale for end in (source.quant_min, source.quant_max))
     return torch.where(inputs[0] <= SUNK, low - EXTENSION * (high - low), inputs[0]), *inputs[1:]

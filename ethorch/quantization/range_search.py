@@ -39,7 +39,8 @@ class Observations:
     Attributes:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
-        elements: Number of finite, unmasked elements in all tensors.
+        infinite: Whether a tensor has no finite elements, but +inf.
+        elements: Number of finite, unmasked elements.
         reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.
         nonzero: Number of nonzero elements counted in the histogram.
     """
@@ -47,6 +48,7 @@ class Observations:
     inputs: int = 0
     lows: list[float] = field(default_factory=list)
     highs: list[float] = field(default_factory=list)
+    infinite: bool = False
     elements: int = 0
     reach: float = 0.0
     nonzero: float = 0.0

@@ -501,6 +501,24 @@ def test_nan_while_calibrating_is_an_error_that_names_the_value() -> None:
         graph(torch.full(IMAGE, float("nan")))
 
 
+def test_values_that_are_infinite_in_all_samples_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    graph = prepare_pt2e(exported(nn.ReLU(), (torch.zeros(IMAGE),)), quantizer())
+    graph(torch.full(IMAGE, float("inf")))
+    convert_pt2e(graph)
+    assert "input_1 is infinite for all calibration inputs" in caplog.text and "[calibration.infinite]" in caplog.text
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias"])
+def test_parameters_that_are_not_finite_are_refused(name: str, number: float) -> None:
+    model = nn.Sequential(nn.Linear(8, 4))
+    model.get_parameter(name).data.view(-1)[1] = number
+    with pytest.raises(QuantizationError, match=rf"^{name}: expected finite .*, got {number} \(1 of .*quantize\.parameter"):
+        prepare_pt2e(exported(model, (torch.zeros(2, 8),)), quantizer())
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_configs_that_were_made_alike_are_equal(training: bool) -> None:
     made = get_symmetric_quantization_config(is_qat=training), get_symmetric_quantization_config(is_qat=training)
