@@ -205,6 +205,11 @@ SEEN = {
             (("v", "z.chunk(3, 0)[2]"), ("w", "torch.where(x != v, x, y)"), ("u", "self.l(v.flatten(2, 3).flatten(2, 3))"),
              ("t", "u.chunk(3, 0)[0]")), ("w", "t")),
         "ethos-u55-256", "16x8"),
+    "a softmax over one element": (
+        Network(
+            700213, (("x", "torch.randn(1, 1, 8)"),), (),
+            (("y", "torch.softmax(x, 1)"), ("z", "torch.round(y)"), ("v", "x * z")), ("v",)),
+        "ethos-u85-256", "16x8"),
 }  # fmt: skip
 
 

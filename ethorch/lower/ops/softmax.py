@@ -79,9 +79,8 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
     # The constant is computed, because Vela supports constants only as operands.
-    nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const_like(value, 0), shift=0)
-    codes = b.emit("ADD", nothing, b.const_like(value, code))
-    return b.rescale(codes, 1.0, dtype=out.dtype)
+    codes = value if value.dtype == out.dtype else b.rescale(value, 1.0, dtype=out.dtype)
+    return b.emit("CLAMP", codes, min_val=code, max_val=code)
 
 
 def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
