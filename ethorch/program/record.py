@@ -198,9 +198,16 @@ class Record:
     def _infos(self, side: str, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
         codes, values = boundary_of(self._parsed, self.method), self.description.values
         return tuple(
-            TensorInfo(values[index].dtype or values[index].kind, values[index].shape, codes.get(f"{side}{number}"))
+            TensorInfo(values[index].dtype or self._number_kind(index), values[index].shape, codes.get(f"{side}{number}"))
             for number, index in enumerate(indices)
         )
+
+    def _number_kind(self, index: int) -> str:
+        # ExecuTorch stores each number that item() will write as an int
+        for call in self.description.calls:
+            if call.operator == "aten::_local_scalar_dense" and call.args[1] == index:
+                return "double" if "float" in self.description.values[call.args[0]].dtype else "int"
+        return self.description.values[index].kind
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs, quantized if the program's inputs are quantized."""

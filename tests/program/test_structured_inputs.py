@@ -154,6 +154,16 @@ def test_outputs_without_tensors_are_refused(output: Any) -> None:
 
     with pytest.raises(
         EthorchError, match=r"expected at least one tensor and no string as outputs, got .*Return only tensors"
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, "double"), (torch.int32, "int")])
+def test_outputs_have_the_type_of_the_number_that_item_returns(dtype: torch.dtype, expected: str) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return x * 2, y.sum(dtype=dtype).item()
+
+    program = ethorch.compile(Returns(), (torch.rand(1, 8), torch.ones(4, dtype=dtype)), progress=False)
+    assert [info.dtype for info in program.outputs] == ["float32", expected]
+
+
     ) as error:
         ethorch.compile(Returns(), torch.rand(1, 8), progress=False)
     assert repr(output) in str(error.value)
