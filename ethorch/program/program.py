@@ -169,9 +169,12 @@ class Program:
         count = record.batch(flat)
         if count == 1:
             return self._nest(host(*flat))
-        batches = [info.shape[0] for info in self.inputs]
-        self._check_output_batches(batches, count)
-        samples = [[x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True)] for i in range(count)]
+        batches = [None if trees.is_constant(x) else info.shape[0] for x, info in zip(flat, self.inputs, strict=True)]
+        self._check_output_batches([size for size in batches if size is not None], count)
+        samples = [
+            [x if size is None else x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True)]
+            for i in range(count)
+        ]
         runs = host.run_many(samples)
         return self._nest([torch.cat(parts) for parts in zip(*runs, strict=True)])
 

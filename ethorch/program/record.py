@@ -221,12 +221,14 @@ class Record:
         return nested
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences that the inputs contain, or 1 for wrong shapes, so that the runtime raises an error."""
+        """Return the number of inferences in the inputs, or 1 for wrong shapes, so that the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1
         counts = set()
         for x, info in zip(flat, expected_inputs, strict=True):
+            if trees.is_constant(x):
+                continue
             if not hasattr(x, "shape") or not x.ndim or tuple(x.shape[1:]) != info.shape[1:] or not info.shape[0]:
                 return 1
             counts.add(x.shape[0] // info.shape[0] if x.shape[0] % info.shape[0] == 0 else 1)

@@ -131,6 +131,14 @@ def test_calls_may_repeat_or_omit_constants() -> None:
                 program(x, **{**keywords, **wrong})
 
 
+def test_constants_belong_to_each_inference_of_a_batch() -> None:
+    xs = torch.rand(3, 8)
+    program = ethorch.compile(WithConstants().eval(), (xs[:1], "mul", 3.0), progress=False)
+    expected = torch.cat([program(x) for x in xs.split(1)])
+    for call in ((xs, "mul", 3.0), (xs,)):
+        assert torch.equal(program(*call), expected)
+
+
 def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:
     model, x = WithConstants().eval(), torch.rand(1, 8)
     program = ethorch.compile(model, (x, "mul", 3.0), "ethos-u55-128", progress=False)
@@ -146,14 +154,6 @@ def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:
     assert close(varying(x, "mul", torch.tensor(4.0)), model(x, "mul", 4.0))
 
 
-@pytest.mark.parametrize("output", ["text", None, 3])
-def test_outputs_without_tensors_are_refused(output: Any) -> None:
-    class Returns(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return (x * 2, output) if output == "text" else output
-
-    with pytest.raises(
-        EthorchError, match=r"expected at least one tensor and no string as outputs, got .*Return only tensors"
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, "double"), (torch.int32, "int")])
 def test_outputs_have_the_type_of_the_number_that_item_returns(dtype: torch.dtype, expected: str) -> None:
     class Returns(nn.Module):
@@ -164,6 +164,14 @@ def test_outputs_have_the_type_of_the_number_that_item_returns(dtype: torch.dtyp
     assert [info.dtype for info in program.outputs] == ["float32", expected]
 
 
+@pytest.mark.parametrize("output", ["text", None, 3])
+def test_outputs_without_tensors_are_refused(output: Any) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return (x * 2, output) if output == "text" else output
+
+    with pytest.raises(
+        EthorchError, match=r"expected at least one tensor and no string as outputs, got .*Return only tensors"
     ) as error:
         ethorch.compile(Returns(), torch.rand(1, 8), progress=False)
     assert repr(output) in str(error.value)
