@@ -85,11 +85,21 @@ class UserModel:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the inputs of ``forward``, in order. Inputs in ``*args`` have no names."""
+        """The names of ``forward``'s inputs, in order. Inputs in ``*args`` have none."""
         module = getattr(self.module, "unwrapped", self.module)
         if isinstance(module, KeywordInputs):
             return (*_parameter_names(module.module)[: module.arguments], *module.names)
         return _parameter_names(module)[: len(self.example_inputs)]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of parameters of ``forward`` that the example inputs omit."""
+        module = getattr(self.module, "unwrapped", self.module)
+        module = module.module if isinstance(module, KeywordInputs) else module
+        known = {*self.input_names, *self.keywords.constants}
+        return {
+            each.name: each.default for each in _parameters(module) if each.name not in known and each.default is not each.empty
+        }
 
     @property
     def keywords(self) -> Keywords:
@@ -105,19 +115,20 @@ def _without_zero_strides(x: Any) -> Any:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _parameter_names(module: nn.Module) -> tuple[str, ...]:
+def _parameters(module: nn.Module) -> tuple[inspect.Parameter, ...]:
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        return tuple(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return ()
-    return tuple(
-        parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    )
+
+
+def _parameter_names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(each.name for each in _parameters(module) if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
 
 
 @dataclass(frozen=True)
 class UserMethods:
-    """A group of models that share buffers or weights, and become the methods of one program.
+    """Models that share buffers or weights, and become the methods of one program.
 
     Attributes:
         models: Models by method name. Shared tensors are the same objects. The models' ``calibration`` is not used.

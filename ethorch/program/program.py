@@ -187,7 +187,25 @@ class Program:
                     "Call the program once for each sample."
                 )
 
+    def _without_defaults(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        user = self._record.model
+        if user is None or not (keywords or len(inputs) > len(user.example_inputs)):
+            return inputs, keywords
+        defaults, count = user.defaults, len(user.example_inputs)
+        if len(inputs) - count > len(defaults):
+            return inputs, keywords
+        given = dict(zip(defaults, inputs[count:], strict=False)) | {name: keywords[name] for name in defaults if name in keywords}
+        for name, argument in given.items():
+            default = defaults[name]
+            if argument is not default and not (trees.is_constant(argument) and argument == default):
+                raise HostError(
+                    f"input {name}: expected {default!r}, the default, because the example inputs omit this input, got "
+                    f"{argument!r:.80}. {trees.TO_VARY}"
+                )
+        return inputs[:count], {name: argument for name, argument in keywords.items() if name not in given}
+
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        inputs, keywords = self._without_defaults(inputs, keywords)
         if keywords:
             user = self._record.model
             if user is None:

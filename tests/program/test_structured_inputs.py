@@ -126,7 +126,7 @@ def test_calls_may_repeat_or_omit_constants() -> None:
             given = call if keywords else (call, {})
             assert close(program(*given[0], **given[1]), expected)
         assert program.compare().bit_exact and program.accuracy is not None
-        for wrong in ({"mode": "add"}, {"factor": 4.0}, {"flag": False}):
+        for wrong in ({"mode": "add"}, {"factor": 4.0}, {"flag": not keywords.get("flag", False)}):
             with pytest.raises(HostError):
                 program(x, **{**keywords, **wrong})
 
@@ -137,6 +137,22 @@ def test_constants_belong_to_each_inference_of_a_batch() -> None:
     expected = torch.cat([program(x) for x in xs.split(1)])
     for call in ((xs, "mul", 3.0), (xs,)):
         assert torch.equal(program(*call), expected)
+
+
+def test_calls_may_repeat_defaults_that_the_example_inputs_omit() -> None:
+    model, x = WithConstants().eval(), torch.rand(1, 8)
+    for example in ((x,), ((x,), {"flag": True})):
+        program = ethorch.compile(model, example, progress=False)
+        expected = program(x)
+        for call in ((x, "add"), (x, "add", 2.0), (x, "add", 2.0, None)):
+            assert torch.equal(program(*call), expected)
+        assert torch.equal(program(x, factor=2.0, mask=None), expected)
+        assert torch.equal(program(x=x, mode="add"), expected)
+        for wrong in ({"factor": 3.0}, {"mode": "mul"}, {"mask": x}, {"factor": torch.tensor(2.0)}):
+            with pytest.raises(HostError, match=r"input .*: expected .*, the default, .*, got .*Compile the model"):
+                program(x, **wrong)
+        with pytest.raises(HostError, match=r"input factor: expected 2\.0"):
+            program(x, "add", 3.0)
 
 
 def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:
