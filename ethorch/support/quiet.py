@@ -14,7 +14,7 @@ _LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "
 _DUPLICATES = ("torch._subclasses.fake_tensor",)
 #: ExecuTorch logs to the root logger, and sets the level of the other one on import, so their messages are filtered.
 _FILTERED = ("", "executorch.exir.pass_manager")
-_NOISE = ("Torchgen is not able to parse the schema", "PassManager is deprecated")
+_NOISE = ("Torchgen is not able to parse the schema", "was requested for preservation", "PassManager is deprecated")
 #: Modules whose warnings concern their internals.
 _MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools|importlib)(\.|$)"
 
@@ -45,7 +45,7 @@ def quiet() -> Iterator[None]:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(_NOISE)
+    return not any(text in str(record.msg) for text in _NOISE)
 
 
 @contextmanager
