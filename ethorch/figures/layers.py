@@ -55,12 +55,14 @@ class Run:
 
 def runs(program: Subject) -> list[Run]:
     """Return the calls of the method in execution order, with numbered layers and their shares of the cycles."""
-    origins = _cpu_origins(program)
+    read = _converted_inputs(program)
+    origins = _cpu_origins(program, read)
     calls: list[Run] = []
     count = 0
     for call in program.method.calls:
         if call.delegate is None:
-            call_layers = [_cpu_layer(program, call, count, next(origins[base_name(call.operator)], None))]
+            origin = None if call.args[-1] in read else next(origins[_key(call.operator)], None)
+            call_layers = [_cpu_layer(program, call, count, origin, read)]
         else:
             call_layers = _npu_layers(program, call.delegate, count)
         calls.append(Run(call, tuple(call_layers)))
@@ -83,11 +85,12 @@ def _npu_layers(program: Subject, delegate: int, first: int) -> list[Layer]:
     ]
 
 
-def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) -> Layer:
+def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None, read: Mapping[int, int]) -> Layer:
     inputs, outputs = ends_of(program, call)
     input_values, output_values = [value for _, value in inputs], [value for _, value in outputs]
     macs = macs_of(call.operator, input_values, output_values, _is_transposed(program, call))
     ends = [number for number, _ in inputs if number in program.method.inputs]
+    ends += [read[number] for number, _ in outputs if number in read]
     ends += [number for number, _ in outputs if number in program.method.outputs] or [number for number, _ in outputs]
     return Layer(
         index=index,
@@ -128,13 +131,37 @@ def _bytes(values: list[Value]) -> dict[str, int]:
     return {RAM: total} if total else {}
 
 
-def _cpu_origins(program: Subject) -> defaultdict[str, Iterator[Origin]]:
+def _converted_inputs(program: Subject) -> dict[int, int]:
+    # Results of the casts of int64 inputs, and of clamps before these casts -> the input. See ``lower.fx.node.converts_input``.
+    method, read = program.method, dict[int, int]()
+
+    def is_cast(call: Call) -> bool:
+        return call.delegate is None and _key(call.operator) == "to"
+
+    for call in method.calls:
+        source = read.get(call.args[0], call.args[0]) if call.args else None
+        if source not in method.inputs or method.values[source].dtype != "int64":
+            continue
+        result = call.args[-1]
+        clamps = call.delegate is None and _key(call.operator) == "clamp" and result not in method.outputs
+        if is_cast(call) or (clamps and all(is_cast(user) for user in method.calls if result in user.args and user is not call)):
+            read[result] = source
+    return read
+
+
+def _key(operator: str) -> str:
+    return base_name(operator).removesuffix("_dim_order")  # ExecuTorch writes aten.to as dim_order_ops._to_dim_order_copy
+
+
+def _cpu_origins(program: Subject, read: Mapping[int, int]) -> defaultdict[str, Iterator[Origin]]:
     # A program does not record source lines. If the number of calls of an operator is equal to the number of refused operators
     # with its name, origins are assigned in order. Otherwise they are omitted.
     origins_by_name: dict[str, list[Origin]] = defaultdict(list)
     for refusal in program.partition.refusals if program.partition else ():
-        origins_by_name[base_name(refusal.origin.target)].append(refusal.origin)
-    call_counts = Counter(base_name(call.operator) for call in program.method.calls if call.delegate is None)
+        origins_by_name[_key(refusal.origin.target)].append(refusal.origin)
+    call_counts = Counter(
+        _key(call.operator) for call in program.method.calls if call.delegate is None and call.args[-1] not in read
+    )
     assigned: defaultdict[str, Iterator[Origin]] = defaultdict(lambda: iter(()))
     for name, origins in origins_by_name.items():
         if call_counts[name] == len(origins):

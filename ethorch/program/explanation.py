@@ -19,6 +19,7 @@ from ethorch.support import tables
 from ethorch.support.errors import Reason, SpecError
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.wording import count_noun, did_you_mean
+from ethorch.targets.cpu_operators import base_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +30,16 @@ AT_THE_ENDS = Reason(
     'Use io="int8" (--io int8), or io="int16" for scheme a16w8, and pass quantized values in firmware.',
 )
 BETWEEN_SIDES = Reason("io.between", "the operator converts values between a float operator on the CPU and the NPU", BETWEEN)
+INT64_INPUTS = Reason(
+    "io.int64",
+    "the program has int64 inputs, which the CPU converts to int32 in each call",
+    "Pass int32 inputs, if the model accepts them.",
+)
+LOWERED = Reason(
+    "cpu.lowered",
+    "the kernel is part of an operator that stays on the CPU, or prepares its operands",
+    "Follow the remedies of the other CPU operators.",
+)
 STATE_COPIED = Reason(
     "state.copied",
     "the NPU cannot read the buffer in place, e.g. because an operation reads it together with other bytes, so the buffer "
@@ -211,8 +222,10 @@ def explanation(
         for layer in layers
     ]
     rows = [_with_conversion(row, layer) for row, layer in zip(rows, layers, strict=True)]
-    for refusal in [] if partition is None else [*partition.refusals, *partition.without_kernel]:
-        _add(rows, refusal)
+    if partition is not None:
+        for refusal in (*partition.refusals, *partition.without_kernel):
+            _add(rows, refusal)
+        rows[: len(layers)] = [_with_reason(row, layer) for row, layer in zip(rows, layers, strict=False)]
     if operator is not None and not any(operator in row.operator for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row.operator.split(", ")))
         meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
@@ -257,6 +270,15 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)
     reason = AT_THE_ENDS if end else BETWEEN_SIDES
+    return replace(row, id=reason.id, reason=reason.text, remedy=reason.remedy)
+
+
+def _with_reason(row: Operator, layer: Layer) -> Operator:
+    # Add the reason of a CPU operator that is not in the partition report.
+    if layer.where != CPU or row.id:
+        return row
+    casts = base_name(layer.operator) in ("to_dim_order", "to", "clamp") and re.search(r" input \d+$", layer.name)
+    reason = INT64_INPUTS if casts else LOWERED
     return replace(row, id=reason.id, reason=reason.text, remedy=reason.remedy)
 
 
@@ -323,11 +345,14 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 def _add(rows: list[Operator], refusal: Refusal) -> None:
     origin, reason = refusal.origin, refusal.reason
     new = Operator(origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, remedy=reason.remedy)
-    for number, row in enumerate(rows):
-        same = (row.where, row.operator, row.module, row.source) == (new.where, new.operator, new.module, new.source)
-        if same and row.id in ("", new.id):
-            rows[number] = replace(new, cycles=row.cycles, share=row.share, bound=row.bound)
-            return
+    place = (new.where, new.operator, new.module, new.source)
+    numbers = [k for k, row in enumerate(rows) if (row.where, row.operator, row.module, row.source) == place]
+    for id in ("", new.id):
+        for number in numbers:
+            if rows[number].id == id:
+                row = rows[number]
+                rows[number] = replace(new, cycles=row.cycles, share=row.share, bound=row.bound)
+                return
     rows.append(new)
 
 
