@@ -13,7 +13,7 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import PLAIN_INTEGERS, QTensor
 from ethorch.lower.fx.control_flow import Subgraph
-from ethorch.lower.fx.node import first_value, flat, op_name
+from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, first_value, flat, op_name
 from ethorch.lower.ops.spec import OpSpec
 from ethorch.lower.replacements import instead_of
 from ethorch.models.open_sizes import open_shape
@@ -183,9 +183,16 @@ def not_decomposed(node: Node) -> Reason:
     value = first_value(node)
     if value is not None and not value.dtype.is_floating_point:
         return PLAIN_INTEGERS
+    name = op_name(node.target)
+    if any(op_name(other.target) in QUANTIZE | DEQUANTIZE for other in node.graph.nodes):
+        return Reason(
+            "operator.composite",
+            f"{name} has no decomposition into operators that run on the NPU for these arguments",
+            f"`ethorch ops {name}` lists the supported calls. {instead_of(name)}",
+        )
     return Reason(
         "operator.composite",
-        f"{op_name(node.target)} was not decomposed into calibrated operators that run on the NPU",
+        f"{name} was not decomposed into calibrated operators that run on the NPU",
         "Quantize the model with EthosUQuantizer.",
     )
 

@@ -120,3 +120,16 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
         reason.text == "the loop body contains aten.topk.default, which cannot run on the NPU: it is not known [operator.unknown]"
     )
     assert "while_loop" in reason.remedy
+
+
+class Product(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4).scatter_reduce(0, torch.tensor([0, 1, 1, 3]), torch.relu(x), "prod")
+
+
+def test_a_quantized_operator_without_a_decomposition_is_refused_for_its_arguments() -> None:
+    samples = [torch.randn(4) for _ in range(2)]
+    quantized = ethorch.quantize(Product(), samples[0], "ethos-u85-256", calibration=samples)
+    node = next(node for node in quantized.graph.nodes if "scatter_reduce" in node.name)
+    reason = reasons.not_decomposed(node)
+    assert "arguments" in reason.text and "EthosUQuantizer" not in reason.remedy and "torch.where" in reason.remedy

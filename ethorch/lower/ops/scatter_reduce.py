@@ -84,27 +84,31 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
         Sample(I8(4, 5), 0, _ROWS[:, None].expand(6, 5).clone(), I8(6, 5), "mean", include_self=False),
         Sample(I8(4, 5), 0, _ROWS[:, None].expand(6, 5).clone(), I8(6, 5), "sum", include_self=False),
         Sample(I8(3, 6), -1, Ints(3, 4, low=0, high=5), I8(3, 4), "sum"),
+        Sample(I8(4), 0, Ints(9, low=0, high=3), I8(9), "amax"),
+        Sample(I8(3, 6), -1, Ints(3, 4, low=0, high=5), I8(3, 4), "amin"),
     ],
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
     """Return x with the sum, mean, amax or amin of ``source`` (and x if ``include_self``) at each position in ``index``.
 
-    With a computed index, only sums with ``include_self`` are decomposed.
+    With a computed index, only sums, amax and amin with ``include_self`` are decomposed.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))
     if reduce == "sum" and include_self:
         return _sum_at_index(s, x, dim, index, source)
     constant = attribute(s.model, index) if index.op == "get_attr" else None
-    if constant is None or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
+    is_computed = constant is None and (reduce == "mean" or not include_self)
+    if is_computed or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
         return None
-    if not constant.numel():
+    if not math.prod(shape_of(index)):
         return x
     flat, axis, number, rows = _as_rows(s, x, dim, index, source)
-    places = attribute(s.model, number)
-    assert places is not None
-    if reduce in ("amax", "amin"):
+    places = attribute(s.model, number) if number.op == "get_attr" else None
+    if places is None:
+        reduced = _computed_extremes(s, flat, number, rows, reduce)
+    elif reduce in ("amax", "amin"):
         reduced = _extremes(s, flat, axis, places, rows, reduce, include_self)
     else:
         reduced = _sums(s, flat, axis, places, rows, reduce, include_self)
@@ -141,3 +145,14 @@ def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Nod
         current = x if everywhere else s(aten.index_select.default, x, dim, s.constant(named))
         extreme = s(aten.maximum.default if reduce == "amax" else aten.minimum.default, current, extreme)
     return extreme if everywhere else s(aten.index_copy.default, x, dim, s.constant(named), extreme)
+
+
+def _computed_extremes(s: AtenBuilder, x: Node, number: Node, rows: Node, reduce: str) -> Node | None:
+    # For x of rank 1. Each element of x replaces the rows that have another index, so that they do not change the extreme.
+    (extent,), (count,) = shape_of(x), shape_of(number)
+    if extent * count > _LARGEST:
+        return None
+    matches = s(aten.eq.Tensor, number, s.constant(torch.arange(extent, dtype=torch.int32).reshape(extent, 1)))
+    candidates = s(aten.where.self, matches, rows, s(aten.reshape.default, x, [extent, 1]))
+    extreme = s(aten.amax.default if reduce == "amax" else aten.amin.default, candidates, [1])
+    return s(aten.maximum.default if reduce == "amax" else aten.minimum.default, x, extreme)
