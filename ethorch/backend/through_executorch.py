@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.passes import MemoryPlanningPass
 from torch import nn
 from torch.export import ExportedProgram
@@ -21,7 +23,7 @@ from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import rename_kernels
 from ethorch.lower.fx.export import export_module, remedy_of
-from ethorch.lower.fx.node import record_operators
+from ethorch.lower.fx.node import record_operators, storage_order
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
 from ethorch.models.user_code import at, first_sentence, is_raised_in
@@ -29,6 +31,12 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.lowered import Lowered
+
+#: Rank -> storage order of a tensor -> memory format.
+_FORMATS: dict[int, dict[tuple[int, ...], torch.memory_format]] = {
+    4: {(0, 1, 2, 3): torch.contiguous_format, (0, 2, 3, 1): torch.channels_last},
+    5: {(0, 1, 2, 3, 4): torch.contiguous_format, (0, 2, 3, 4, 1): torch.channels_last_3d},
+}
 
 
 def lower_by_executorch(
@@ -78,6 +86,7 @@ def _lower(
             generate_etrecord=etrecord,
         )
         _keep_initial_contents(edge.exported_program())
+        _unify_layouts(edge.exported_program().graph_module)
         delegates = tuple(lowered_delegates(edge.exported_program()))
         config = ExecutorchBackendConfig(
             extract_delegate_segments=False,
@@ -93,6 +102,29 @@ def _keep_initial_contents(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if program.graph_signature.inputs_to_buffers.get(node.name) in changed:
             node.meta["et_init_buffer"] = True
+
+
+def _unify_layouts(module: GraphModule) -> None:
+    # ExecuTorch's kernels require operands in the layout of the result, but torch.export accepts e.g. a contiguous image and a
+    # channels-last weight.
+    clone = exir_ops.edge.dim_order_ops._clone_dim_order.default
+    for node in list(module.graph.nodes):
+        result = node.meta.get("val")
+        if not isinstance(node.target, EdgeOpOverload) or not isinstance(result, torch.Tensor) or result.dim() not in _FORMATS:
+            continue
+        operands = [arg for arg in node.all_input_nodes if getattr(arg.meta.get("val"), "ndim", None) == result.dim()]
+        orders = [storage_order(operand.meta["val"]) for operand in operands]
+        order = storage_order(result)
+        if len(set(orders)) < 2 or order not in _FORMATS[result.dim()]:
+            continue
+        for operand, current in zip(operands, orders, strict=True):
+            if current != order:
+                with module.graph.inserting_before(node):
+                    copied = module.graph.call_function(clone, (operand,), {"dim_order": list(order)})
+                memory_format = _FORMATS[result.dim()][order]
+                copied.meta = {**operand.meta, "val": operand.meta["val"].clone(memory_format=memory_format)}
+                node.replace_input_with(operand, copied)
+    module.recompile()
 
 
 @contextmanager
