@@ -402,3 +402,27 @@ class Filled(nn.Module):
 def test_other_uses_of_an_index_of_rank_0_have_a_remedy(model: nn.Module, remedy: str) -> None:
     with pytest.raises(EthorchError, match=remedy):
         ethorch.compile(model, (torch.randn(6, 5), torch.tensor(2)), "ethos-u55-128", progress=False)
+
+
+class ReturnedIndex(nn.Module):
+    """Selects the largest number, and returns its index as int64, or a view of the index."""
+
+    def __init__(self, viewed: bool):
+        super().__init__()
+        self.viewed = viewed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        index = x.argmax(-1)
+        return nn.functional.one_hot(index, 6).float() * x, index[:, None] if self.viewed else index
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_a_returned_index_does_not_move_its_other_readers_to_the_cpu(viewed: bool) -> None:
+    torch.manual_seed(0)
+    samples = list(torch.randn(16, 3, 6))
+    model = ReturnedIndex(viewed)
+    program = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples)
+    on_cpu = {row.operator for row in program.explain(cpu_only=True).operators if not row.id.startswith("io.")}
+    assert on_cpu == {"aten._to_copy.default"} | ({"aten.unsqueeze.default"} if viewed else set())
+    (found, index), (expected, expected_index) = program(samples[1]), model(samples[1])
+    assert torch.equal(index, expected_index) and ethorch.sqnr_db(expected, found) > 35

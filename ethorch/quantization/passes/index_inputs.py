@@ -100,6 +100,20 @@ def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
         graph_module.graph.erase_node(node)
 
 
+def copy_returned_casts(graph_module: GraphModule, context: PassContext) -> None:
+    """Copy each cast to int64 that the program returns, so that the other operators that read the cast run on the NPU."""
+    for node in list(graph_module.graph.nodes):
+        returned = [user for user in node.users if _is_returned(user)] if _widens(node) else []
+        if returned and len(returned) < len(node.users):
+            copied = AtenBuilder(graph_module, node)(node.target, *node.args, **node.kwargs)
+            for user in returned:
+                user.replace_input_with(node, copied)
+
+
+def _is_returned(node: Node) -> bool:
+    return node.op == "output" or (_moves_one(node) and bool(node.users) and all(map(_is_returned, node.users)))
+
+
 def _moves_one(node: Node) -> bool:
     spec = find(node.target) if node.op == "call_function" else None
     return spec is not None and is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1

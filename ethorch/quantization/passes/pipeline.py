@@ -33,7 +33,13 @@ from ethorch.quantization.passes.experts import lower_experts
 from ethorch.quantization.passes.float_types import convert_float_types
 from ethorch.quantization.passes.functionalize import functionalize
 from ethorch.quantization.passes.hard_choices import lower_hard_choices
-from ethorch.quantization.passes.index_inputs import cast_inputs_first, index_by_tensors, narrow_indices, tabulate_positions
+from ethorch.quantization.passes.index_inputs import (
+    cast_inputs_first,
+    copy_returned_casts,
+    index_by_tensors,
+    narrow_indices,
+    tabulate_positions,
+)
 from ethorch.quantization.passes.state_buffers import register_written_parameters
 from ethorch.quantization.passes.top_k import lower_top_k
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
@@ -103,6 +109,8 @@ PASSES = (
     Pass("tabulate_positions", tabulate_positions, after=("narrow_indices", "unify_masks")),
     # The passes before this one match views of an index before its cast.
     Pass("cast_inputs_first", cast_inputs_first, after=("narrow_indices", "tabulate_positions")),
+    # Narrowing replaces casts.
+    Pass("copy_returned_casts", copy_returned_casts, after=("narrow_indices",)),
     # Later constants would not be promoted.
     Pass("promote_constants", promote_constants, after=("fold_constants_again", "unify_masks", "tabulate_positions")),
     # Other passes do not match a clamp before a view.
