@@ -38,7 +38,7 @@ from ethorch.lower.reasons import no_tensor
 from ethorch.models.open_sizes import has_open_size
 from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
-from ethorch.tosa.layout import contiguous
+from ethorch.tosa.layout import contiguous, merge_axes
 
 #: Function that returns a view of a constant node's array, or None for any other node.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
@@ -165,12 +165,17 @@ class Frame(ABC):
             return OnCpu(node)
         order = storage_order(tensor)
         dtype = "INT8" if unsigned else self.b.tuning.truth_dtype if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
-        value = self.b.input(node.name, [int(tensor.shape[dim]) for dim in order], dtype)
+        shape = [int(tensor.shape[dim]) for dim in order]
+        stored = merge_axes(shape)
+        value = self.b.input(node.name, stored, dtype)
         self.inputs[node] = value
         if unsigned:
             value = self.b.from_unsigned(value)
         q = float_qparams(dtype) if dtype in self.b.floats else None
-        return QTensor(value, tuple((order.index(dim),) for dim in range(tensor.dim())), q)
+        axes = [order.index(dim) for dim in range(tensor.dim())]
+        if len(stored) < len(shape):
+            return self.b.permute(self.b.view(QTensor(value, contiguous(stored), q), shape), axes)
+        return QTensor(value, tuple((axis,) for axis in axes), q)
 
     # --- arguments and constants --------------------------------------------------------------------------------------
 

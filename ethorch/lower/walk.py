@@ -68,6 +68,7 @@ from ethorch.lower.reasons import (
 from ethorch.models.open_sizes import is_dynamic, is_size
 from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa import ir as tosa
+from ethorch.tosa.layout import MAX_RANK, merge_axes
 from ethorch.tosa.verify import verify
 
 
@@ -312,6 +313,8 @@ class Walk(Frame):
                 raise Unsupported(INT64_OUTPUT)
             self.b.origin = origin_of_codes(result)
             value = self.b.store_as(x, [(dim,) for dim in order])
+            if value.rank > MAX_RANK:
+                value = self.b.reshape(value, merge_axes(value.shape))
             if result.meta["val"].dtype == torch.uint8:
                 value = self.b.to_unsigned(value)
             if value.is_const or value in self.b.graph.inputs or id(value) in output_ids:

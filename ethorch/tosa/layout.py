@@ -15,6 +15,12 @@ Shape = tuple[int, ...]
 MAX_RANK = 6
 
 
+def merge_axes(shape: Sequence[int]) -> Shape:
+    """Merge the first axes of an array into one if it has more than ``MAX_RANK`` axes."""
+    count = len(shape) - MAX_RANK + 1
+    return tuple(shape) if count < 2 else (math.prod(shape[:count]), *shape[count:])
+
+
 def contiguous(shape: Sequence[int]) -> Dims:
     """Return the memory axes of each dimension of a tensor stored in logical order."""
     return tuple((axis,) for axis in range(len(shape)))

@@ -1,4 +1,4 @@
-"""Tensors of many axes: what is permuted again and again has at most six where something is computed, the most that TOSA takes."""
+"""Tensors with more axes than the six that TOSA supports."""
 
 from __future__ import annotations
 
@@ -35,8 +35,23 @@ class Pixels(nn.Module):
         return (x.reshape(4, 2, 2, 48) * 2).sigmoid()
 
 
+class Turned(nn.Module):
+    """An input and an output of more than six axes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.relu(x) + 1).permute(tuple(reversed(range(x.dim()))))
+
+
+CASES = {
+    "unrolled": (Unrolled(), (1, 16, 16, 8)),
+    "pixels": (Pixels(), (1, 3, 16, 16)),
+    "seven axes": (Turned(), (2, 3, 1, 2, 1, 2, 3)),
+    "eight axes": (Turned(), (1, 1, 1, 1, 1, 1, 1, 5)),
+}
+
+
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("model", "shape"), [(Unrolled(), (1, 16, 16, 8)), (Pixels(), (1, 3, 16, 16))], ids=["unrolled", "pixels"])
+@pytest.mark.parametrize(("model", "shape"), CASES.values(), ids=CASES)
 def test_views_of_views_stay_in_one_delegate(model: nn.Module, shape: tuple[int, ...], target: str) -> None:
     built = checked(model, [(torch.randn(shape),) for _ in range(4)], target)
     assert len(built.delegates) == 1
