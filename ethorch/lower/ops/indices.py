@@ -84,13 +84,14 @@ def draw_count_from_end(s: AtenBuilder, index: Node, extent: int) -> Node:
     """Add ``extent`` to negative elements of an index."""
     if (constant := attribute(s.model, index)) is not None:
         return s.constant(torch.remainder(constant, extent))
-    return s(aten.where.self, s(aten.lt.Scalar, index, 0), s(aten.add.Tensor, index, extent), index)
+    return s(aten.sub.Tensor, index, s(aten.mul.Scalar, s(aten.clamp.default, index, -1, 0), extent))
 
 
 def is_count_from_end(node: Node) -> bool:
     """Return True for the result of ``draw_count_from_end``."""
-    condition = node.args[0] if node.target is aten.where.self else None
-    return isinstance(condition, Node) and condition.target is aten.lt.Scalar and condition.args == (node.args[2], 0)
+    product = node.args[1] if node.target is aten.sub.Tensor else None
+    sign = product.args[0] if isinstance(product, Node) and product.target is aten.mul.Scalar else None
+    return isinstance(sign, Node) and sign.target is aten.clamp.default and sign.args == (node.args[0], -1, 0)
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
