@@ -188,6 +188,18 @@ def test_integers_that_meet_real_numbers_are_quantized(dtype: torch.dtype) -> No
             assert ethorch.sqnr_db(wanted, found) > 20
 
 
+class JoinedWithNothing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x + x, torch.zeros(1, 0, dtype=torch.int64)], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.float32])
+def test_an_empty_tensor_determines_the_dtype_of_a_cat(dtype: torch.dtype) -> None:
+    model, x = JoinedWithNothing(), torch.ones(1, 4, dtype=dtype)
+    found, wanted = ethorch.compile(model, x, "ethos-u55-128", progress=False)(x), model(x)
+    assert found.dtype == wanted.dtype and torch.allclose(found, wanted, atol=0.02)
+
+
 def test_an_interpolation_by_a_huge_matrix_is_refused() -> None:
     model = nn.Upsample(scale_factor=2, mode="linear", align_corners=True)
     program = ethorch.compile(nn.Sequential(model, nn.ReLU()), torch.rand(1, 1, 20_000), "ethos-u55-128", progress=False)

@@ -96,22 +96,26 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
     int64 tensors are always cast, narrower integer tensors only if all float operands are constants. Python integers become floats,
-    because ExecuTorch would otherwise create int64 tensors and cast them in every call.
+    because ExecuTorch would otherwise create int64 tensors and cast them in every call. Operands of a ``cat`` of an empty tensor
+    are cast to the result's dtype.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-        if not is_float(node) or not (pointwise or find(node.target) is cat) or find(node.target) is to:
+        joins = find(node.target) is cat
+        joins_empty = joins and any(map(_is_empty, node.all_input_nodes))  # lowerings omit empty tensors, and thus their dtype
+        if not (is_float(node) or joins_empty) or not (pointwise or joins) or find(node.target) is to:
             continue
         if pointwise:
             _promote_numbers(node)
         meets_tensor = any(is_float(arg) and arg.op != "get_attr" for arg in node.all_input_nodes)
         for arg in node.all_input_nodes:
             value = first_value(arg)
-            promoted = value is not None and value.dtype in ((torch.int64,) if meets_tensor else _INTEGERS)
-            if arg.op == "get_attr" or not promoted:
-                continue
             dtype = node.meta["val"].dtype
+            if arg.op == "get_attr" or value is None or value.dtype == dtype:
+                continue
+            if not joins_empty and value.dtype not in ((torch.int64,) if meets_tensor else _INTEGERS):
+                continue
             if (arg, dtype) not in casts:
                 casts[arg, dtype] = AtenBuilder(graph_module, node)(torch.ops.aten.to.dtype, arg, dtype)
             node.replace_input_with(arg, casts[arg, dtype])
