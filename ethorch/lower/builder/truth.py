@@ -172,13 +172,14 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a reason if an integer tensor is combined with a fractional constant, or None otherwise."""
+    """Return a reason if an integer tensor is combined with a noninteger constant, or None otherwise."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
-    if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
-        return Reason(
-            f"{name}.mixed",
-            "expected an integer constant, because the other operand is an integer tensor; got a constant with a fractional part",
-            "Convert the integer tensor to float in the model, and quantize the operator's module.",
-        )
+    for constant in (np.asarray(x) for x in operands if isinstance(x, (float, np.ndarray))):
+        if constant.dtype.kind == "f" and (unsupported := constant[~np.isfinite(constant) | (constant != np.trunc(constant))]).size:
+            return Reason(
+                f"{name}.mixed",
+                f"expected an integer constant, because the other operand is an integer tensor; got {unsupported[0]}",
+                "Convert the integer tensor to float in the model, and quantize the operator's module.",
+            )
     return None

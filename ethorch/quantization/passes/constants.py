@@ -95,9 +95,8 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
-    int64 tensors are always cast, narrower integer tensors only if all float operands are constants. Python integers become floats,
-    because ExecuTorch would otherwise create int64 tensors and cast them in every call. Operands of a ``cat`` of an empty tensor
-    are cast to the result's dtype.
+    int64 tensors are always cast, narrower tensors only if all float operands are constants. Python integers become floats, because
+    ExecuTorch would otherwise cast int64 tensors in every call. With an empty operand, ``cat``'s operands are cast to its dtype.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):

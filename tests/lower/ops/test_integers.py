@@ -154,6 +154,19 @@ def test_numbers_that_lie_further_apart_than_int32_holds(name: str, target: str)
             np.testing.assert_array_equal(got.ravel() != 0, wanted.numpy().ravel())
 
 
+@pytest.mark.parametrize("number", [0.5, float("nan"), float("inf")])
+def test_a_comparison_with_a_number_that_is_not_an_integer_is_refused(number: float) -> None:
+    class Compared(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 < number
+
+    module, x = Compared(), torch.arange(4, dtype=torch.int32)
+    program = ethorch.compile(module, (x,), progress=False)
+    (refusal,) = record_of(program).build.partition.refusals
+    assert refusal.reason.id == "lt.mixed" and refusal.reason.text.endswith(f"got {number}")
+    assert torch.equal(program(x), module(x))
+
+
 def test_a_dtype_that_no_npu_has_is_refused() -> None:
     class ToBytes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
