@@ -76,7 +76,8 @@ def entry_point(program: Program, method: str | None = None) -> str:
         raise HostError(
             f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.{did_you_mean(method or '', entries)}"
             if entries
-            else "the program has no method to run; its methods only return constants."
+            else "the program has no method to run, because its methods have no inputs and only return constants. "
+            "Use the constants in the application, or compile a model whose outputs depend on an input."
         )
     return method
 

@@ -52,6 +52,15 @@ def test_outputs_nest_as_the_models_do(images: list[Tensor]) -> None:
         program(images[0], z=images[1])
 
 
+def test_a_model_that_only_returns_constants_is_refused() -> None:
+    class Returns(nn.Module):
+        def forward(self) -> Tensor:
+            return torch.ones(3)
+
+    with pytest.raises(HostError, match=r"only return constants\. Use the constants .* a model whose outputs depend on an input"):
+        ethorch.compile(Returns(), (), progress=False)
+
+
 def test_training_mode_is_left_as_it_was(images: list[Tensor]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5).eval(), nn.BatchNorm2d(4), nn.Dropout(0.9)).train()
     model[1].eval()
