@@ -301,7 +301,7 @@ def _subsample(values: Tensor) -> Tensor:
 
 
 class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """An observer that uses the quantization parameters of another observer, e.g. for the output of a view."""
+    """An observer that uses another observer's quantization parameters, e.g. for the output of a view."""
 
     def __init__(self, leader: ActivationObserver | Follower):
         super().__init__(
@@ -338,7 +338,7 @@ class ExtendedFollower(Follower):
 
 
 def find_leader(observer: Any) -> Any:
-    """Return the last observer in the chain of leaders that starts with ``observer``."""
+    """Return the last leader in the chain that starts with ``observer``."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         if isinstance(observer, ExtendedFollower):
             break

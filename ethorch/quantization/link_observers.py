@@ -31,7 +31,7 @@ Edge = Node | tuple[Node, Node]
 def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tuning = UNTUNED) -> None:
     """Configure ethorch's observers, for example their names, masks and leaders.
 
-    If an output shares the input's quantization parameters, its observer follows the input's observer.
+    If an output shares the input's quantization parameters, its observer follows the input's.
 
     Args:
         observers: Observers keyed by node or edge (argument, node). They are changed in place.

@@ -25,7 +25,7 @@ _DEPTH = 64.0
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
     """Enable mask detection for softmax inputs, for program inputs that are added to scores, and for these sums.
 
-    The ranges of the mask and the sum are extended, so that a masked score is always below all unmasked scores.
+    Their ranges are extended, so that masked scores are always below unmasked scores.
     """
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:

@@ -20,7 +20,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return a nested value's leaves in order, and a function that builds the same structure from other leaves."""
+    """Return a nested value's ordered leaves, and a function that builds its structure from other leaves."""
     if "torch" in sys.modules:
         from torch.utils import _pytree as pytree
 
@@ -66,7 +66,7 @@ def order_like(nest: Any, example: Any) -> Any:
 
 
 def find_import(serialized: str) -> str | None:
-    """Search a pytree serialized by torch for a type that may run code when it is loaded. Return its name."""
+    """Return the name of a type in a serialized pytree that may run code when loaded, or None."""
     pending: list[Any] = [serialized]
     while pending:
         part = pending.pop()

@@ -96,7 +96,7 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
     int64 tensors are always cast, narrower tensors only if all float operands are constants. Python integers become floats, because
-    ExecuTorch would otherwise cast int64 tensors in every call. With an empty operand, ``cat``'s operands are cast to its dtype.
+    ExecuTorch would otherwise cast int64 tensors in every call. Operands of a ``cat`` with empty tensors are cast to its dtype.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
