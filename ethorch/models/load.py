@@ -92,6 +92,16 @@ class UserModel:
         return _parameter_names(module)[: len(self.example_inputs)]
 
     @property
+    def prefix(self) -> str:
+        """The prefix of the names of the model's submodules in ``module``: ``module.`` for each wrapper."""
+        prefix = "module." if hasattr(self.module, "unwrapped") else ""
+        return prefix + ("module." if isinstance(getattr(self.module, "unwrapped", self.module), KeywordInputs) else "")
+
+    def submodules(self) -> dict[str, nn.Module]:
+        """Return the model's submodules, keyed by their names in the model without wrappers."""
+        return dict(self.module.get_submodule(self.prefix.rstrip(".")).named_modules())
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """The defaults of parameters of ``forward`` that the example inputs omit."""
         module = getattr(self.module, "unwrapped", self.module)

@@ -163,11 +163,13 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
         yield f"input shape {_image_text(smaller)}", "train the model for this size", smaller, settings
     if user.quantized:
         return
-    modules = dict(user.module.named_modules())
+    modules = user.submodules()
     for name in _costly(record, modules):
-        wide = modules[name].out_channels
+        conv = modules[name]
+        assert isinstance(conv, nn.Conv2d)
+        wide = conv.out_channels
         fewer = int(wide * _SHRUNK) // _STEP * _STEP
-        if (narrow := narrow_convolution(user, name, fewer)) is not None:
+        if (narrow := narrow_convolution(user, user.prefix + name, fewer)) is not None:
             yield f"{fewer} instead of {wide} channels in {name}", "train the modified model", narrow, settings
 
 
@@ -184,8 +186,7 @@ def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
         ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
     seen = set()
     for names in ranked:
-        inner = (name if name in modules else name.partition(".")[2] for name in names)  # the module can be inside a NhwcIo
-        conv_name = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
+        conv_name = next((name for name in names if isinstance(modules.get(name), nn.Conv2d)), None)
         if conv_name is not None and conv_name not in seen:
             seen.add(conv_name)
             yield conv_name
@@ -264,7 +265,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
     # Each of these convolutions is compiled separately.
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
-    modules = dict(record.model.module.named_modules()) if record.model is not None else {}
+    modules = record.model.submodules() if record.model is not None else {}
     for layer in sorted(wide, key=lambda x: -(x.cycles or 0))[:_LAYERS]:
         conv = modules.get(layer.module)
         if not isinstance(conv, nn.Conv2d) or conv.groups != 1 or not layer.ifm_shapes or len(layer.ifm_shapes[0]) != 4:

@@ -119,7 +119,7 @@ def quantize_methods(
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
     """Return the submodule names of all models, or ``["(none)"]``."""
-    return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
+    return sorted({name for model in models.values() for name in model.submodules() if name}) or ["(none)"]
 
 
 def _describe_call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:

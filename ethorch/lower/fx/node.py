@@ -221,6 +221,8 @@ _RECORD = "ethorch_operator"
 
 #: Folder of the wrappers in which ethorch exports a model.
 _WRAPPERS = str(Path(__file__).parents[2] / "models")
+#: Classes of these wrappers, which hold the model as ``module``.
+_WRAPPER_TYPES = ("ethorch.models.layouts.NhwcIo", "ethorch.models.load.KeywordInputs")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -238,10 +240,12 @@ def recorded_name(node: Node) -> str:
 
 def origin_of(node: Node) -> Origin:
     """Return the origin of a node: its operator (if possible, as recorded by ``record_operators``), module path and source line."""
-    stack = node.meta.get("nn_module_stack") or {}
-    module = ""
-    for path, _ in stack.values():
+    module = wrapper = ""
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
         module = path
+        if (kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}") in _WRAPPER_TYPES:
+            wrapper = f"{path}.module".lstrip(".")
+    module = module.removeprefix(wrapper)
     source = ""
     frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]
     if frames:
@@ -251,7 +255,7 @@ def origin_of(node: Node) -> Origin:
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
     _, operator = (node.meta.get("custom") or {}).get(_RECORD, ("", ""))
     target = (operator or op_name(node.target)) if node.op == "call_function" else node.op
-    return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
+    return Origin(node.name, target, re.sub(r"^(L\['self'\])?\.?", "", module), source)
 
 
 def origin_of_codes(node: Node) -> Origin:
