@@ -40,6 +40,7 @@ def evaluate(
     max_samples: options.MaxSamples = None,
     batch: Annotated[int, option(help="Number of samples in one batch [32].", min=1)] = 32,
     jobs: Annotated[int | None, option(help="Number of worker processes [threads instead of processes].", min=1)] = None,
+    method: options.Method = None,
 ) -> Answer:
     """Measure accuracy on a data set: of the simulated NPU and, if available, of the float and quantized models."""
     from ethorch.targets.settings import Settings
@@ -54,8 +55,12 @@ def evaluate(
         from ethorch.cli.search_commands import read_function
 
         function = read_function(str(metric))
-    subject = sources.program_of(program, choices)
+    subject = sources.program_of(program, choices, method)
     from ethorch.program.evaluate import evaluate as run_data
+    from ethorch.program.program import record_of
+
+    if method is None and len(subject.methods) > 1 and record_of(subject).selection is None:
+        raise SpecError(f"expected one method; {program} has {', '.join(subject.methods)}. Use --method NAME.")
 
     evaluation = run_data(subject, samples, metric=function, batch=batch, jobs=jobs)
     return Answer(evaluation.to_json(), evaluation.rich, Status.INTERRUPTED if evaluation.interrupted else Status.DONE)
@@ -87,8 +92,14 @@ def explain(
     if suggest:
         tried = subject.suggest()
         return Answer(tried.to_json(), tried.rich)
+    from ethorch.program.program import record_of
+
     explanation = subject.explain(operator=operator, cpu_only=cpu)
-    return Answer(explanation.to_json(), explanation.rich)
+    others = [name for name in subject.methods if name != record_of(subject).method] if method is None else []
+    if not others:
+        return Answer(explanation.to_json(), explanation.rich)
+    note = f"Method: {record_of(subject).method}. Use --method to explain another method: {', '.join(others)}."
+    return Answer(explanation.to_json(), lambda: stack(explanation.rich(), note))
 
 
 def _explain_memory(program: Program) -> Answer:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def is_program(source: str) -> bool:
     """Return True if ``source`` is a ``.pte`` or a saved folder, and False if it is a model."""
-    return source.endswith(".pte") or (Path(source).is_dir() and not source.startswith(tuple(f"{zoo}:" for zoo in ZOOS)))
+    return source.endswith((".pte", ".bpte")) or (Path(source).is_dir() and not source.startswith(tuple(f"{zoo}:" for zoo in ZOOS)))
 
 
 def read_program(source: str | Path, method: str | None = None) -> Program:

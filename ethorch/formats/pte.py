@@ -34,10 +34,11 @@ from ethorch.formats.pte_types import (
     Program,
     Value,
 )
-from ethorch.support.errors import HostError, ProgramError
+from ethorch.support.errors import ProgramError, SpecError
 from ethorch.support.wording import did_you_mean
 
 IDENTIFIER = b"ET12"
+_BUNDLED = b"BP08"
 EXTENDED_MAGIC = b"eh00"  #: extended header of runtime/executor, with the end of the flatbuffer and the start of segments
 
 # Larger than any real program. Limits the parsing time of files with overlapping vectors.
@@ -67,13 +68,13 @@ def entry_point(program: Program, method: str | None = None) -> str:
     """Return ``method``. Default: ``forward``, or the first non-constant method if ``forward`` does not exist.
 
     Raises:
-        HostError: The method does not exist.
+        SpecError: The method does not exist.
     """
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
     if method not in entries:
-        raise HostError(
+        raise SpecError(
             f"the program has no method {method!r}; it has {', '.join(map(repr, entries))}.{did_you_mean(method or '', entries)}"
             if entries
             else "the program has no method to run, because its methods have no inputs and only return constants. "
@@ -100,8 +101,10 @@ class _Reader(Buffer):
 
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:
+            found = bytes(self.file[4:8])
+            source = "the .pte of the bundled program" if found == _BUNDLED else "a .pte, or a folder written by Program.save"
             raise ProgramError(
-                f"bytes 4 to 7 of the file are {bytes(self.file[4:8])!r}; expected {IDENTIFIER!r}, the identifier of a .pte."
+                f"bytes 4 to 7 of the file are {found!r}; expected {IDENTIFIER!r}, the identifier of a .pte. Pass {source}."
             )
         if bytes(self.file[8:12]) == EXTENDED_MAGIC:
             self._read_extended_header()

@@ -68,7 +68,7 @@ class Program:
         """Return another method of the same file.
 
         Raises:
-            HostError: The method does not exist.
+            SpecError: The method does not exist.
         """
         return type(self)(self._record[method], self._loaded)
 

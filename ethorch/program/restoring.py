@@ -44,8 +44,6 @@ def restore(record: Record, folder: Path) -> None:
 
 
 def _restore(record: Record, data: Mapping[str, Any]) -> None:
-    if data["pte_bytes"] != len(record.pte):
-        raise FormatError(f"it describes a .pte of {data['pte_bytes']!r:.20} bytes, but model.pte has {len(record.pte)} bytes")
     if data["delegated"] is not None:
         delegates = {"target": data["target"], "delegates": data["delegated"]}
         sections = {name: data[name] for name in ("cpu", "without_kernel", "writer")}

@@ -52,6 +52,12 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
     check_format(data.get("format", 1), 1, str(file), remedy)
     if missing := {"target", "layers", "memory", "versions"} - data.keys():
         raise FormatError(f"{file}: expected the result of Program.to_json, got data without {', '.join(sorted(missing))}.")
+    program = file.with_name("model.pte")
+    if Path(path).is_dir() and program.is_file() and data.get("pte_bytes") != (size := program.stat().st_size):
+        raise FormatError(
+            f"{file}: expected a file written by Program.save (it describes a .pte of {data.get('pte_bytes')!r:.20} bytes, but "
+            f"{program.name} has {size} bytes). Save the program again."
+        )
     others = data.pop(OTHERS, {})
     if not isinstance(others, dict) or not all(isinstance(values, dict) for values in others.values()):
         raise FormatError(f"{file}: expected an object for each method in {OTHERS}, got {others!r:.60}.")

@@ -64,7 +64,8 @@ def measure(
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.
-        HostError: The method does not exist, a compiler or a kernel is missing, or an allocator is too small.
+        SpecError: The method does not exist.
+        HostError: A compiler or a kernel is missing, or an allocator is too small.
     """
     parsed = pte.read(program)
     description = parsed.methods[pte.entry_point(parsed, method)]

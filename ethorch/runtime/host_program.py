@@ -219,7 +219,8 @@ def load(
     Raises:
         EthorchError: ``sources`` has no data for this program.
         ProgramError, PayloadError: The file does not exist, or the file or a delegate is malformed.
-        HostError: The method does not exist, or a compiler, a backend or an operator is missing.
+        SpecError: The method does not exist.
+        HostError: A compiler, a backend or an operator is missing.
     """
     data = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else pte.contents(source)
     parsed = pte.read(data)

@@ -441,12 +441,12 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "{}/net.pte", "--operator", "frobnicate"], "Operators: ", 2),
         (["run", "{}/net.py"], "net.py:NAME -o model.pte` to compile the model. NAME is one of small, modes, no_inputs, two.", 2),
         (["disassemble", "torchvision:resnet18"], "got the model torchvision:resnet18", 2),
-        (["run", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
-        (["run", "{}/net.pte", "--method", "forwrd"], "Did you mean 'forward'?", 1),
+        (["run", "{}/net.pte", "--method", "backward"], "no method 'backward'", 2),
+        (["run", "{}/net.pte", "--method", "forwrd"], "Did you mean 'forward'?", 2),
         (["run", "{}/net.pte", "--inputs", "{}/net.py"], "expected a sample file", 1),
         (["run", "{}/net.pte", "-o", "{}/missing/o.npz"], "cannot write", 1),
         (["disassemble", "{}/nothing.pte"], "cannot read", 1),
-        (["disassemble", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
+        (["disassemble", "{}/net.pte", "--method", "backward"], "no method 'backward'", 2),
         (["ops", "aten.frobnicate"], "no operator matches", 2),
         (["ops", "sofmax"], "Did you mean 'softmax'", 2),
         (["boards", "corston-300"], "Did you mean 'corstone-300'", 2),
@@ -598,3 +598,61 @@ def test_changed_pictures_are_noted(folder: Path, capsys: pytest.CaptureFixture[
     assert "grey.png was converted from L to RGB and resized from 30x20 to 16x16." in capsys.readouterr().err
     assert cli.main(["run", str(folder / "net.pte"), "--inputs", str(folder / "same.png")]) == 0
     assert "note: " not in capsys.readouterr().err
+
+
+METHODS = """
+import torch
+
+class Squares(torch.nn.Module):
+    def forward(self, x):
+        return x * x
+
+def both():
+    x = torch.linspace(-1, 1, 8).reshape(1, 8)
+    return {"clipped": torch.nn.ReLU(), "squares": Squares()}, {"clipped": x, "squares": x}
+"""
+
+
+@pytest.fixture(scope="module")
+def two_methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program of the methods ``clipped`` and ``squares``."""
+    (tmp_path_factory.getbasetemp() / "methods.py").write_text(METHODS)
+    saved = tmp_path_factory.mktemp("two_methods") / "build"
+    assert cli.main(["compile", f"{tmp_path_factory.getbasetemp()}/methods.py:both", "-o", str(saved)]) == 0
+    return saved
+
+
+def test_explain_names_the_other_methods_and_evaluate_requires_one(
+    two_methods: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", str(two_methods)]) == 0
+    assert "Method: clipped. Use --method to explain another method: squares." in capsys.readouterr().out
+    assert cli.main(["explain", str(two_methods), "--method", "squares"]) == 0
+    assert "another method" not in capsys.readouterr().out
+    np.save(tmp_path / "x.npy", np.zeros((1, 8), np.float32))
+    arguments = ["evaluate", two_methods, "--data", tmp_path / "x.npy"]
+    assert "has clipped, squares. Use --method NAME." in complaint(capsys, *arguments, status=2)
+    assert answer(capsys, *arguments, "--method", "squares")["samples"] == 1
+
+
+@pytest.mark.parametrize("subcommand", ["explain", "report", "run", "disassemble"])
+def test_an_unknown_method_is_a_usage_error(subcommand: str, two_methods: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, subcommand, two_methods, "--method", "clip", status=2)
+    assert "no method 'clip'; it has 'clipped', 'squares'. Did you mean 'clipped'?" in said
+
+
+@pytest.mark.parametrize("subcommand", ["explain", "report", "run", "disassemble"])
+def test_a_replaced_program_in_a_folder_is_refused(
+    subcommand: str, two_methods: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_methods, tmp_path / "build")
+    shutil.copy(folder / "net.pte", tmp_path / "build" / "model.pte")
+    said = complaint(capsys, subcommand, tmp_path / "build")
+    assert "it describes a .pte of" in said and "Save the program again." in said
+
+
+@pytest.mark.parametrize("subcommand", ["explain", "run"])
+def test_a_bundled_program_is_refused_with_a_remedy(subcommand: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.bpte").write_bytes(b"\x18\0\0\0BP08" + bytes(24))
+    said = complaint(capsys, subcommand, tmp_path / "net.bpte")
+    assert "Pass the .pte of the bundled program." in said

@@ -16,7 +16,7 @@ from ethorch import runtime
 from ethorch.formats import pte as program
 from ethorch.formats.payload import DelegatePayload
 from ethorch.runtime.delegate import host_backend
-from ethorch.support.errors import EthorchError, HostError, MachineFault, PayloadError, ProgramError
+from ethorch.support.errors import EthorchError, HostError, MachineFault, PayloadError, ProgramError, SpecError
 from tests.formats.test_payload import BLOB
 from tests.helpers.host import INPUTS, Stub, random_inputs
 
@@ -28,7 +28,7 @@ def test_what_cannot_be_loaded(incumbent, tmp_path):
         runtime.load(tmp_path / "none.pte")
     with pytest.raises(ProgramError, match="Is a directory"):
         runtime.load(tmp_path)
-    with pytest.raises(HostError, match="no method 'backward'; it has 'forward'"):
+    with pytest.raises(SpecError, match="no method 'backward'; it has 'forward'"):
         runtime.load(incumbent / "cnn.pte", "backward")
     for data in (b"", b"PK\3\4" + bytes(100), b"\x10\0\0\0ET11" + bytes(100)):
         with pytest.raises(ProgramError, match=r"expected b'ET12', the identifier of a \.pte"):

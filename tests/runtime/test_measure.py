@@ -7,7 +7,7 @@ import pytest
 from ethorch import runtime
 from ethorch.figures import layers, memory
 from ethorch.formats import pte
-from ethorch.support.errors import HostError
+from ethorch.support.errors import HostError, SpecError
 from tests.helpers.host import INPUTS, TARGETS
 
 
@@ -31,7 +31,7 @@ def test_figures_of_the_incumbents_files(incumbent, name) -> None:
 def test_measuring_counts_no_run_of_the_simulator(incumbent) -> None:
     data = (incumbent / "cnn.pte").read_bytes()
     assert runtime.measure(data) == runtime.measure(data)
-    with pytest.raises(HostError, match="no method 'backward'"):
+    with pytest.raises(SpecError, match="no method 'backward'"):
         runtime.measure(data, "backward")
     with pytest.raises(HostError, match="load method 'forward'"):
         runtime.measure(data, method_pool_bytes=64)
