@@ -210,7 +210,7 @@ def test_a_module_is_named_as_in_the_model_in_every_wrapper() -> None:
         assert row.module == "conv" and row.source.startswith("test_structured_inputs.py:")
         ((dtype, on_npu),) = {(x.dtype, x.on_npu) for x in program.compare().layers if x.operator.startswith("aten.conv2d")}
         assert (dtype, on_npu) == ("int16", True)
-    with pytest.raises(EthorchError, match="unknown module 'a b'. Known: conv."):
+    with pytest.raises(EthorchError, match=r"unknown module 'a b'\. Known: conv\."):
         ethorch.compile(Scaled().eval(), inputs, modules={"a b": "int8"})
     sources = {
         row.source
