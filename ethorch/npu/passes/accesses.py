@@ -45,7 +45,11 @@ class Access:
     def overlaps(self, access: Access) -> bool:
         if self.region != access.region:
             return False
-        return any(a.low < b.high and b.low < a.high for a in self.runs for b in access.runs)
+        for a in self.runs:  # not any(): stream passes call this millions of times, mostly with one run each
+            for b in access.runs:
+                if a.low < b.high and b.low < a.high:
+                    return True
+        return False
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
