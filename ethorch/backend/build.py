@@ -1,5 +1,3 @@
-"""Build the ``.pte`` of a converted graph with ethorch's writer, or with ExecuTorch's lowering as a fallback."""
-
 from __future__ import annotations
 
 import logging

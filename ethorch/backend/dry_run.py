@@ -1,5 +1,3 @@
-"""Select operators for the NPU with a dry run of the lowering."""
-
 from __future__ import annotations
 
 import operator

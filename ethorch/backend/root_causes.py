@@ -1,5 +1,3 @@
-"""Extend each refusal caused by a float neighbor with the reason why that neighbor stays on the CPU."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,3 @@
-"""Group nodes into partitions."""
-
 from __future__ import annotations
 
 import operator

@@ -1,5 +1,3 @@
-"""Map byte offsets of a delegate's command stream to layers."""
-
 from __future__ import annotations
 
 from bisect import bisect_left

@@ -1,5 +1,3 @@
-"""The estimated time of one inference, split into parts."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,3 @@
-"""Layers: the operations of a program on the NPU and the CPU, with their costs."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""List the layers of a program in execution order: NPU operations and CPU operators."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The memory of the whole application, as data."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

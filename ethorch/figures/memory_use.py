@@ -1,5 +1,3 @@
-"""The memory that a program requires on a board."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""The memory pools that firmware must provide to ExecuTorch's runtime for each method."""
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass

@@ -32,7 +32,6 @@ class Event:
 
     @property
     def end_cycles(self) -> int:
-        """The end of the interval."""
         return self.start_cycles + self.duration_cycles
 
     def to_json(self) -> dict[str, Any]:

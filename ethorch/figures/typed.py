@@ -46,11 +46,11 @@ def check_types(instance: DataclassInstance) -> None:
     Raises:
         FormatError: A value does not have the type of its field.
     """
-    for entry in fields(instance):
-        value = getattr(instance, entry.name)
-        if not _CHECKS[str(entry.type)](value):
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        if not _CHECKS[str(field.type)](value):
             kind = type(instance).__name__
-            raise FormatError(f"{kind}.{entry.name}: expected {entry.type}, got {value!r:.60}.")
+            raise FormatError(f"{kind}.{field.name}: expected {field.type}, got {value!r:.60}.")
 
 
 def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
@@ -60,16 +60,16 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
         FormatError: A value is missing, or does not have the type of its field.
     """
     values = {}
-    for entry in fields(kind):  # type: ignore[arg-type]
-        if entry.name in row:
-            value = row[entry.name]
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in row:
+            value = row[field.name]
             if isinstance(value, list):
                 value = tuple(value)
-            elif str(entry.type).startswith("float") and isinstance(value, str) and value in _NOT_FINITE:
+            elif str(field.type).startswith("float") and isinstance(value, str) and value in _NOT_FINITE:
                 value = float(value)
-            values[entry.name] = value
-        elif entry.default is MISSING and entry.default_factory is MISSING:
-            raise FormatError(f"{kind.__name__}.{entry.name}: expected {entry.type}, got no value.")
+            values[field.name] = value
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise FormatError(f"{kind.__name__}.{field.name}: expected {field.type}, got no value.")
     instance = kind(**values)
     check_types(instance)  # type: ignore[arg-type]
     return instance
@@ -77,5 +77,5 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 def write_row(instance: DataclassInstance) -> dict[str, Any]:
     """Return JSON-compatible data for ``read_row``. Non-finite floats become strings."""
-    values = {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
+    values = {field.name: getattr(instance, field.name) for field in fields(instance)}
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}

@@ -1,4 +1,4 @@
-"""Language models: tokenizers, text generation, perplexity, and decoders that are split into two methods.
+"""Language models: tokenizers, text generation, perplexity, and decoders split into two methods.
 
 ``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs these modules, or a
 program, token by token.

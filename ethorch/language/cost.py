@@ -1,4 +1,4 @@
-"""Compute the cycles of a decode call, and the minimum cycles required by its weights and multiply-accumulates."""
+"""The cycles of a decode call, and lower bounds."""
 
 from __future__ import annotations
 

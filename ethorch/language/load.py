@@ -1,5 +1,3 @@
-"""Create language models from modules, transformers models and folders."""
-
 from __future__ import annotations
 
 import inspect

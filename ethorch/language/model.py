@@ -83,7 +83,7 @@ class LanguageModel:
         context: Capacity of the caches in tokens.
         prompt: Number of tokens per ``prefill`` call, or 0 to read prompts with ``decode``.
         source: Example input of the encoder, or None.
-        shorter: Prompt lengths below ``prompt`` that have separate methods, e.g. ``prefill_8``.
+        shorter: Prompt lengths below ``prompt`` with separate methods, e.g. ``prefill_8``.
         caches: Initial values of the buffers that change when a token is read, by name.
     """
 

@@ -96,7 +96,7 @@ class Speaker:
 
     @classmethod
     def of_program(cls, program: Program, context: int | None = None, source: Tensor | None = None) -> Speaker:
-        """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
+        """Create a speaker for a program with the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
             context: Capacity of the caches in tokens. Default: the number of rows of the buffers to which tokens are written or, if

@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor. A chain is lowered to one table lookup."""
+"""Chains of pointwise operators, each lowered to one table lookup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.lower.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A value that is not available on the NPU."""
+    """A value not available on the NPU."""
 
     node: Node
 
@@ -28,7 +28,7 @@ class PointwiseChain:
     """A chain of pointwise operators on one quantized tensor.
 
     Attributes:
-        source: The only operand of the chain that is not constant.
+        source: The only non-constant operand of the chain.
         end: The last operator of the chain.
         steps: Whether the chain's function has discontinuities, across which a table must not interpolate.
     """

@@ -98,7 +98,7 @@ class Frame(ABC):
         operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
-        inputs: The TOSA input for each node that is computed outside the TOSA graph.
+        inputs: The TOSA input for each node computed outside the TOSA graph.
         env: Lowered value of each node: a QTensor on the NPU, a PointwiseChain, a constant array, OnCpu, or, for a
             multi-output operator, a list of these.
         supported: Nodes of ``graph`` that can run on the NPU.

@@ -1,5 +1,3 @@
-"""The placement of operators on the NPU or CPU, with a reason for each CPU operator."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

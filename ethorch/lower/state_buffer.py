@@ -1,5 +1,3 @@
-"""A mutable buffer of a program."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Load user models and their inputs."""
-
 from __future__ import annotations
 
 import importlib
@@ -47,7 +45,7 @@ class UserModel:
 
     Attributes:
         example_inputs: Inputs that determine the shapes.
-        calibration: Inputs that determine the quantization ranges. Defaults to the example inputs.
+        calibration: Inputs that determine the quantization ranges. Default: the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
         dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``.
         is_exported: Whether torch.export created the module. All sizes except dynamic dims are then fixed.
@@ -416,7 +414,7 @@ def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserMod
     """Return the model of an exported program, with the program's dynamic dims.
 
     Args:
-        example_inputs: Inputs. Defaults to the example inputs of the program.
+        example_inputs: Inputs. Default: the example inputs of the program.
     """
     module = program.module(check_guards=False)
     if example_inputs is None:

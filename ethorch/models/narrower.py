@@ -1,5 +1,3 @@
-"""Reduce the number of output channels of one convolution, and adapt the layers that read them."""
-
 from __future__ import annotations
 
 import copy

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 
 class OpenSize(Exception):
-    """An error that is raised if a dynamic size is used as a number."""
+    """An error raised if a dynamic size is used as a number."""
 
 
 def is_dynamic(node: Node) -> bool:
@@ -34,12 +34,12 @@ def has_open_size(tensor: torch.Tensor) -> bool:
 
 
 def is_size(node: Node) -> bool:
-    """Return True if the node's result is a number that is computed from dynamic sizes."""
+    """Return True if the node's result is a number computed from dynamic sizes."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of the first tensor that has dynamic dims, among a node's result and inputs, e.g. ``[1, 8..128, 16]``."""
+    """Return the shape of the first tensor with dynamic dims, among a node's result and inputs, e.g. ``[1, 8..128, 16]``."""
     for operand in (node, *node.all_input_nodes):
         for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):

@@ -107,7 +107,7 @@ def read_samples(
     Args:
         source: See :func:`samples`.
         example_inputs: Tuple that determines the number, shapes and dtypes of inputs, and whether samples are NumPy arrays.
-        keywords: Keyword inputs, for items that are dicts.
+        keywords: Keyword inputs, for dict items.
         open_dims: Dynamic axes of each example tensor.
         others: Further example inputs, whose shapes are also accepted.
         kind: Name of an item in messages.

@@ -1,7 +1,4 @@
-"""Load models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
-
-Networks from torchvision and timm have random weights. Loading weights cannot execute code.
-"""
+"""Load models by name. Networks from torchvision and timm have random weights. Loading weights cannot execute code."""
 
 from __future__ import annotations
 

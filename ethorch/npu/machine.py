@@ -1,5 +1,3 @@
-"""Execution of a ``Program`` on memory."""
-
 from __future__ import annotations
 
 import time

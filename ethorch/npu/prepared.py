@@ -77,7 +77,7 @@ def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
 
 @dataclass
 class Lazy:
-    """A value that is computed on the first run, after its size has been checked against the memory."""
+    """A value computed on the first run, after its size has been checked against the memory."""
 
     make: Callable[[], Array]
     value: Array | None = field(default=None)

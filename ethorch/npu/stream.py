@@ -239,7 +239,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return the parameters and relevant registers of an operation as text. Omit numeric registers that have their reset values."""
+    """Return the parameters and relevant registers of an operation as text. Omit numeric registers with their reset values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

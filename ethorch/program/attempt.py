@@ -1,5 +1,3 @@
-"""The programs that a budget search compiles."""
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass

@@ -1,5 +1,3 @@
-"""Search for settings that meet the budgets or make the program faster."""
-
 from __future__ import annotations
 
 import logging

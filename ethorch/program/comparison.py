@@ -1,5 +1,3 @@
-"""Results of comparing the float model, the quantized model and the NPU."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Compile a model to a program in one call."""
-
 from __future__ import annotations
 
 import logging

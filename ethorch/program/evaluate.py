@@ -1,5 +1,3 @@
-"""Evaluate the simulated NPU, the float model and the fake-quantized model on a data set."""
-
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,3 @@
-"""The explanation of a program: the placement and cost of each operator, with reasons and remedies."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Compile a model with combinations of settings and compare the programs."""
-
 from __future__ import annotations
 
 import functools
@@ -213,7 +211,7 @@ def explore(
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
         vary: Values of each setting to vary: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
             ``constants`` or ``arena``.
-        settings: All settings that are not varied, including budgets.
+        settings: All other settings, including budgets.
         jobs: Number of processes. Default: one per CPU if starting processes saves time, else one. An active cluster backend of
             ``joblib.parallel_config`` (Dask, Ray) is used.
         resume: File that records each compiled variant as a line of JSON. Variants in the file are reused if the model, samples,

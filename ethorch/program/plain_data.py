@@ -1,5 +1,3 @@
-"""Convert a program to JSON-compatible data, for ``Program.to_json`` and ``--json``."""
-
 from __future__ import annotations
 
 from dataclasses import asdict

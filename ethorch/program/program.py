@@ -507,7 +507,6 @@ class Program:
 
 
 def record_of(program: Program) -> Record:
-    """Return the internal record of a program."""
     return program._record
 
 
@@ -536,7 +535,7 @@ def load(
 
     Args:
         path: Path of a ``.pte`` or folder, or contents of a ``.pte``.
-        method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
+        method: Method name. Default: ``forward``, or the first method of a file without ``forward``.
         sources: Folder of artifacts (``EthosUCompileSpec.dump_intermediate_artifacts_to``) that record each command's operator.
 
     Raises:

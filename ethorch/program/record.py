@@ -1,5 +1,3 @@
-"""The class ``Record``: data about one method of a ``.pte``, used by ``Program``."""
-
 from __future__ import annotations
 
 import copy
@@ -112,7 +110,6 @@ class Record:
         return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Record:
-        """See ``Program.__getitem__``."""
         if method not in self.methods_by_name:
             self.with_method(Record(self.pte, method, settings=self.settings, sources=self.sources))
         result: Record = self.methods_by_name[method]
@@ -182,7 +179,6 @@ class Record:
 
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
-        """The payload of each NPU delegate."""
         return tuple(delegate.payload for delegate in self.description.delegates if delegate.id == BACKEND_ID)
 
     @property
@@ -302,7 +298,6 @@ class Record:
 
     @property
     def board(self) -> Board | None:
-        """The board for which the program was compiled, or None."""
         return None if self.settings is None else self.settings.described
 
     @cached_property

@@ -64,7 +64,7 @@ def elements(shapes: Shapes) -> int:
 
 
 def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
-    """Return the model with fixed input shapes, and only the calibration samples that have these shapes.
+    """Return the model with fixed input shapes, and only the calibration samples with these shapes.
 
     Raises:
         SpecError: See ``methods_of``.

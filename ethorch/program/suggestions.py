@@ -1,5 +1,3 @@
-"""Suggest changes that make a program smaller or faster. Each change is compiled, and its effect is estimated."""
-
 from __future__ import annotations
 
 import copy
@@ -82,7 +80,7 @@ class Suggestions:
     def to_json(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
         return {
-            "entries": [entry.to_json() for entry in self.entries],
+            "entries": [suggestion.to_json() for suggestion in self.entries],
             "obstacles": list(self.obstacles),
         }
 
@@ -93,10 +91,11 @@ class Suggestions:
         table = tables.table()
         for name in ("change", "RAM", "flash", "ms", "budgets", ""):
             table.add_column(name, justify="right" if name in ("RAM", "flash", "ms") else "left")
-        for entry in self.entries:
-            time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
-            holds = "" if entry.fits is None else "met" if entry.fits else "exceeded"
-            table.add_row(entry.change, _format_signed(entry.ram_bytes), _format_signed(entry.flash_bytes), time, holds, entry.note)
+        for suggestion in self.entries:
+            time = "" if suggestion.milliseconds is None else f"{suggestion.milliseconds:+.3f}"
+            holds = "" if suggestion.fits is None else "met" if suggestion.fits else "exceeded"
+            ram, flash = _format_signed(suggestion.ram_bytes), _format_signed(suggestion.flash_bytes)
+            table.add_row(suggestion.change, ram, flash, time, holds, suggestion.note)
         return Group(*self.obstacles, table if self.entries else "No change makes the program smaller or faster.")
 
     def __str__(self) -> str:
@@ -130,11 +129,11 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
         changed = attempt(change, user, settings)
         if base is None or changed is None:
             continue
-        entry = _compare_builds(change, note, base, changed)
-        if _worth(entry, base):
-            entries.append(entry if is_alone else replace(entry, fits=None))
+        suggestion = _compare_builds(change, note, base, changed)
+        if _worth(suggestion, base):
+            entries.append(suggestion if is_alone else replace(suggestion, fits=None))
     entries += _widths(record, compile_by)
-    entries.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
+    entries.sort(key=lambda suggestion: (suggestion.fits is not True, suggestion.ram_bytes + suggestion.flash_bytes))
     return Suggestions(tuple(entries), tuple(_in_the_way(record)))
 
 
@@ -251,11 +250,11 @@ def _compare_builds(change: str, note: str, before: Record, after: Record) -> Su
     )
 
 
-def _worth(entry: Suggestion, record: Record) -> bool:
+def _worth(suggestion: Suggestion, record: Record) -> bool:
     least = (
-        (entry.ram_bytes, record.memory.ram_bytes),
-        (entry.flash_bytes, record.memory.flash_bytes),
-        (entry.milliseconds or 0, record.milliseconds or 0),
+        (suggestion.ram_bytes, record.memory.ram_bytes),
+        (suggestion.flash_bytes, record.memory.flash_bytes),
+        (suggestion.milliseconds or 0, record.milliseconds or 0),
     )
     return any(change < -_WORTH * total for change, total in least)
 

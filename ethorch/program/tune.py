@@ -1,5 +1,3 @@
-"""Tune a model to a goal, by using 16-bit modules or by compressing weights."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Compare the outputs of each delegate in the simulator with the TOSA reference, byte by byte."""
-
 from __future__ import annotations
 
 import logging

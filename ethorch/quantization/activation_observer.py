@@ -1,5 +1,3 @@
-"""An observer that computes the quantization parameters of an activation."""
-
 from __future__ import annotations
 
 import logging
@@ -45,7 +43,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     Attributes:
         name: Name of the value's FX node, for messages.
-        domain: Limits of the range, e.g. -1..1 if asin reads the value. Defaults to ``fixed_range``.
+        domain: Limits of the range, e.g. -1..1 if asin reads the value. Default: ``fixed_range``.
         masked: Whether an attention mask sets elements to the lowest integer value.
         may_mask: Whether to set ``masked`` if some values are far below all others.
         center: (zero point, factor), or None. The zero point is used if it increases the scale by at most this factor.

@@ -66,7 +66,7 @@ class Scan:
     def find_chains(self, nodes: list[Node]) -> None:
         """Find the input tensor of each chain of pointwise operators that becomes a lookup table.
 
-        A result that is also read outside its chain is observed and starts a new chain. If an operator then depends on two
+        A result also read outside its chain is observed and starts a new chain. If an operator then depends on two
         observed tensors, its result is observed as well. The search repeats until it finds no new chain.
         """
         while True:

@@ -1,5 +1,3 @@
-"""An observer that rounds a bias to multiples of the accumulator's scale."""
-
 from __future__ import annotations
 
 from typing import Any

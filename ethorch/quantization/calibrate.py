@@ -35,7 +35,7 @@ def quantize(
 
     Args:
         model: Float model. A quantized model is returned unchanged.
-        config: Config of the whole model. Defaults to int8 with per-channel weights.
+        config: Config of the whole model. Default: int8 with per-channel weights.
         quantizer: Quantizer to use instead of ``spec`` and ``config``.
 
     Raises:
@@ -63,7 +63,7 @@ def quantize_methods(
     copies of the buffers.
 
     Args:
-        sessions: Sequences of calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
+        sessions: Sequences of calls (name, inputs). Each session starts with the initial values of the buffers. Default: the
             calibration samples if there is a single model with samples, and to the example inputs otherwise.
         alternatives: Whether the models are the same model with different input shapes, and share all quantization parameters.
         operators: Configs of operators by FX name. Models without the operator ignore its config.

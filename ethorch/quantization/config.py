@@ -53,7 +53,7 @@ class QuantizationConfig:
 
     @property
     def is_static(self) -> bool:
-        """True if activations are quantized with ranges that are fixed before the model runs."""
+        """True if activations are quantized with ranges fixed before the model runs."""
         spec = self.input_activation
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
@@ -98,7 +98,7 @@ def get_symmetric_quantization_config(
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
         eps: Minimum scale.
         calibration: See :class:`ethorch.quantization.activation_observer.ActivationObserver`.
-        weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Defaults to ``mse`` for weights of up to
+        weight_calibration: ``max`` (largest magnitude) or ``mse`` (least squared error). Default: ``mse`` for weights of up to
             four bits, and to ``max`` otherwise.
         percentile: Percentage of values inside the range (above 50, at most 100), for ``calibration="percentile"``.
         averaging_constant: Weight of the newest input in averages, for ``calibration="moving_average"`` and QAT.

@@ -1,4 +1,4 @@
-"""Detect additive masks that are passed as float inputs.
+"""Detect additive masks passed as float inputs.
 
 Such an input mixes masking values, such as -inf, with ordinary biases. Only calibration distinguishes masks from other inputs.
 """
@@ -23,7 +23,7 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection for softmax inputs, for program inputs that are added to scores, and for these sums.
+    """Enable mask detection for softmax inputs, for program inputs added to scores, and for these sums.
 
     Their ranges are extended, so that masked scores are always below unmasked scores.
     """

@@ -1,5 +1,3 @@
-"""TOSAQuantizer and EthosUQuantizer."""
-
 from __future__ import annotations
 
 import functools
@@ -164,7 +162,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate every supported operator that has a config.
+        """Annotate every supported operator with a config.
 
         Raises:
             QuantizationError: An annotated operator reads or computes float64.

@@ -1,5 +1,3 @@
-"""Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs."""
-
 from __future__ import annotations
 
 import functools
@@ -38,7 +36,7 @@ class Observations:
 
     Attributes:
         inputs: Number of observed tensors.
-        lows, highs: Extremes of each tensor that has finite elements.
+        lows, highs: Extremes of each tensor with finite elements.
         infinite: Whether a tensor has no finite elements, but +inf.
         elements: Number of finite, unmasked elements.
         reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.

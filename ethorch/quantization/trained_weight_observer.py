@@ -1,5 +1,3 @@
-"""Weight observers for training. At each training step, they select the range with the least squared error."""
-
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,3 @@
-"""Compare the totals and the layers of two builds."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +103,7 @@ class BuildComparison:
     budgets_lost: tuple[str, ...]
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return one line for each newly exceeded budget and for each figure that is worse by more than ``percent``."""
+        """Return one line for each newly exceeded budget and for each figure worse by more than ``percent``."""
         worse = [_change_text(change) for change in self.totals if change.is_worse(percent)]
         return worse + [f"budget {name} is now exceeded" for name in self.budgets_lost]
 
@@ -243,7 +241,7 @@ class ProgramComparison:
 
 
 def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> ProgramComparison:
-    """Compare the methods that have the same name in two builds. If each build has one method, the names are ignored.
+    """Compare the methods with the same name in two builds. If each build has one method, the names are ignored.
 
     Args:
         before, after: Results of ``Program.to_json``, keyed by method.

@@ -145,7 +145,6 @@ def _three(row: Row) -> str:
 
 
 def targets() -> list[Row]:
-    """Return a row of facts for each target."""
     return [
         {
             "target": target.name,

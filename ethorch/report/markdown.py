@@ -44,7 +44,7 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
 
     Args:
         data: Result of ``Program.to_json``.
-        title: Heading. Defaults to the target's name.
+        title: Heading. Default: the target's name.
         model: Command-line arguments that name the model and the calibration samples.
 
     Raises:

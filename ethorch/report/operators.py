@@ -18,7 +18,7 @@ class OperatorFacts:
 
     Attributes:
         names, kind, doc, absorbs, moves: See ``OpSpec``.
-        adapters: Names of other operators that are converted to this operator.
+        adapters: Names of other operators converted to this operator.
         pytorch: Names of PyTorch functions, methods and modules that compute this operator.
         file: Path of the definition, relative to ``ethorch/``.
         has_float_form: Whether the operator can be lowered to float TOSA operators.

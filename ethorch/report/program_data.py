@@ -1,5 +1,3 @@
-"""Read the result of ``Program.to_json`` from JSON printed by ``--json`` or from a saved folder."""
-
 from __future__ import annotations
 
 import os

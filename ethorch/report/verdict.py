@@ -1,5 +1,3 @@
-"""Verdicts on the memory, time and accuracy of a program."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

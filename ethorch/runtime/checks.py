@@ -117,7 +117,7 @@ def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Return the argument types of all operators that have an ExecuTorch kernel, as recorded by ``tools.kernel_schemas``."""
+    """Return the argument types of all operators with an ExecuTorch kernel, as recorded by ``tools.kernel_schemas``."""
     schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
     return schemas
 

@@ -95,7 +95,7 @@ class _Calls(threading.local):
 
 
 class HostBackend:
-    """The C++ library that is registered with ExecuTorch, and all loaded delegates."""
+    """The C++ library registered with ExecuTorch, and all loaded delegates."""
 
     _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
     _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))

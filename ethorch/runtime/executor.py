@@ -70,7 +70,7 @@ class Executor:
 
 
 def operator_names() -> set[str]:
-    """Return the names of all operators that have a kernel in the runtime."""
+    """Return the names of all operators with a kernel in the runtime."""
     return set(load_executor().ethorch_executor_operators().decode().split())
 
 

@@ -208,7 +208,7 @@ def load(
 
     Args:
         source: Path or contents of the .pte.
-        method: Method name. Default: ``forward``, or the first method of a file that has no ``forward``.
+        method: Method name. Default: ``forward``, or the first method of a file without ``forward``.
         machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine``.
         trace: Function called with a ``Trace`` after each NPU operation.
         etdump: Whether to record events for ``HostProgram.write_etdump``.

@@ -39,7 +39,7 @@ class PersistentInputs:
 
 
 def find_persistent_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, PersistentInputs]:
-    """Return the persistent inputs of each payload that is called exactly once."""
+    """Return the persistent inputs of each payload called exactly once."""
     inputs_by_payload: dict[DelegatePayload, PersistentInputs] = {}
     calls = Counter[DelegatePayload]()
     for method in methods:

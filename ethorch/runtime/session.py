@@ -32,7 +32,7 @@ def _shares(method: Method) -> bool:
 
 
 class Session:
-    """The methods of one .pte that are loaded in the runtime.
+    """The methods of one .pte loaded in the runtime.
 
     Methods are loaded together, because loading a method resets the shared buffers.
 

@@ -1,6 +1,6 @@
 """A lock for calls into Vela and ExecuTorch's runtime, which redirect std::cout.
 
-If two threads redirect std::cout at the same time, the process can crash. Such calls therefore acquire ``COUT_LOCK``, and forks
+If two threads redirect std::cout concurrently, the process can crash. Such calls therefore acquire ``COUT_LOCK``, and forks
 wait for the lock.
 """
 

@@ -1,4 +1,4 @@
-"""Rich tables that are readable on narrow terminals."""
+"""Rich tables readable on narrow terminals."""
 
 from __future__ import annotations
 

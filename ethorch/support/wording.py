@@ -24,7 +24,7 @@ def shorten(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return up to ``most`` names that are similar to ``name``, ignoring case."""
+    """Return up to ``most`` names similar to ``name``, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)

@@ -1,5 +1,3 @@
-"""Convert ``FIELD=VALUE`` assignments (``--set``) to settings."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Compile specs. A spec selects a target, memories and compiler flags, and can be converted to ExecuTorch's CompileSpec list."""
+"""Specs that select a target, memories and compiler flags, and convert to ExecuTorch's CompileSpec list."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class EthosUCompileSpec(ArmCompileSpec):
             0.5 % more cycles (``ethorch.vela.arena``). An integer is a limit in bytes, which is exceeded only if Vela's
             smallest arena is larger. Vela's flags ``--arena-cache-size`` and ``--optimise`` take precedence.
         resident_bytes: Maximum number of bytes that the pass ``resident-weights`` adds to the arena for copies of
-            weights that are read repeatedly.
+            weights read repeatedly.
         config_text: Contents of an ini file that replaces ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain this text (about 600 bytes).
         verify: Whether to simulate each delegate on random inputs, compare the results with the TOSA reference, and insert copies
@@ -373,7 +373,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def flags_without_effect(self) -> dict[str, str]:
-        """The accepted flags that have no effect, each with the reason."""
+        """The accepted flags without effect, each with the reason."""
         return {name: FLAGS[name].effect for name in self.flags if FLAGS[name].effect != "used"}
 
     def _own_items(self) -> dict[str, str]:

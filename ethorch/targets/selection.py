@@ -138,5 +138,4 @@ def shapes_of(inputs: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def input_shapes(method: Method) -> Shapes:
-    """Return the shapes of a method's inputs."""
     return tuple(method.values[index].shape for index in method.inputs)

@@ -1,4 +1,4 @@
-"""The settings of a program, which are stored with the .pte."""
+"""The settings of a program, stored with the .pte."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Settings:
         vela_flags: Additional Vela command-line flags.
         arena: Size of the NPU's arena: ``free`` (the smallest with at most 0.5 % more cycles), ``fast`` (unlimited), or a
             limit in bytes.
-        constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights that are read several
+        constants: Memory for the weights. A size in bytes is the maximum growth of the arena for weights read several
             times per call. The NPU copies these weights at the start of the call. ``flash`` uses the memory that the memory mode
             defines, and copies at most 32 KiB of weights. With ``sram``, firmware copies all weights to SRAM at startup. ``auto``
             uses SRAM for all or some weights if this saves cycles and meets the RAM budget.

@@ -1,5 +1,3 @@
-"""Compile spec for TOSA flatbuffers."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

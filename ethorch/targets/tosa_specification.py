@@ -1,5 +1,3 @@
-"""TOSA versions with profiles and extensions, e.g. "TOSA-1.0+INT+int16"."""
-
 from __future__ import annotations
 
 import re

@@ -147,7 +147,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
     """Check that the simulated outputs of each delegate equal the outputs of the TOSA reference model.
 
     Args:
-        inputs: Inputs of one inference. Defaults to the example inputs.
+        inputs: Inputs of one inference. Default: the example inputs.
 
     Raises:
         AssertionError: Elements differ. The message contains the delegate, the operator and the first differing element.

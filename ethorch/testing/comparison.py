@@ -1,5 +1,3 @@
-"""Compare outputs with a reference."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Count the operators and dtypes of a graph."""
-
 from __future__ import annotations
 
 import json

@@ -63,7 +63,7 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
     """The stage that exports, prepares, calibrates and converts the model.
 
     Args:
-        calibration: Samples. Defaults to the example inputs.
+        calibration: Samples. Default: the example inputs.
         fold_quantize: Whether to store weights as integers. See ``convert_pt2e``.
     """
 

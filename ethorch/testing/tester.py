@@ -60,8 +60,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         module: Model, switched to eval mode unless ``training`` is True.
         example_inputs: Tuple, or a single tensor.
         compile_spec: Name of an NPU (``"ethos-u55-128"``) or of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
-        calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
-        config: Configuration for ``quantize``. Defaults to int8 with per-channel weights.
+        calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Default: the example inputs.
+        config: Configuration for ``quantize``. Default: int8 with per-channel weights.
         dynamic_shapes, constant_methods, transform_passes: Arguments of ``torch.export.export`` and
             ``to_edge_transform_and_lower``.
 
@@ -337,8 +337,8 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         scale.
 
         Args:
-            stage: Stage to run. Defaults to the last stage. ``StageType.INITIAL_MODEL`` is the float module.
-            inputs: Inputs of one run. Defaults to random inputs for ``num_runs`` runs.
+            stage: Stage to run. Default: the last stage. ``StageType.INITIAL_MODEL`` is the float module.
+            inputs: Inputs of one run. Default: random inputs for ``num_runs`` runs.
             statistics_callback: Function called with ExecuTorch's error statistics of each output.
             min_sqnr_db: Minimum SQNR against the float module.
             frobenius_threshold, cosine_threshold: Maximum relative Frobenius norm of the error, and minimum cosine similarity. They

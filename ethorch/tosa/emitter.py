@@ -27,7 +27,7 @@ class Emitter:
         target: Name of the target, used in refusals.
 
     Attributes:
-        origin: Origin recorded for the operators that are emitted next.
+        origin: Origin recorded for the operators emitted next.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, target: str = ""):

@@ -26,7 +26,7 @@ _MOST_TURNS = 1 << 16  # maximum iterations of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
-    """Return the outputs of a graph that has no float tensors.
+    """Return the outputs of a graph without float tensors.
 
     ``seen`` is called with each top-level operator and its results.
 

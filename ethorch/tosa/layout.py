@@ -67,7 +67,7 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
 
 
 def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
-    """Join axes that are adjacent both in memory and in a logical dimension."""
+    """Join axes adjacent both in memory and in a logical dimension."""
     after = {axis: following for axes in dims for axis, following in itertools.pairwise(axes) if following == axis + 1}
     starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
     place = {axis: index for index, axis in enumerate(starts)}

@@ -1,5 +1,3 @@
-"""Run TOSA flatbuffers in the TOSA reference model."""
-
 from __future__ import annotations
 
 import os

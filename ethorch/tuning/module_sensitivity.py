@@ -1,5 +1,3 @@
-"""Measure the sensitivity of modules and operators to quantization."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -131,9 +129,9 @@ def sensitivity(
         spec: Compile spec, or a configured quantizer.
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), two lists with one entry per sample. It returns a number; larger
-            is better. Defaults to the lowest SQNR among the outputs, in dB.
-        config: Quantization config if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
-        modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
+            is better. Default: the lowest SQNR among the outputs, in dB.
+        config: Quantization config if ``spec`` is not a quantizer. Default: int8 with per-channel weights.
+        modules: Names of modules or FX nodes. Default: the innermost quantized modules and the operators outside them.
         judge: ``"quantized"`` runs the fake-quantized model; ``"npu"`` simulates the NPU and runs float operators on the CPU.
         progress: Function called as ``progress(finished, total, module)``.
 

@@ -1,5 +1,3 @@
-"""Run a graph node by node over samples, with hooks that replace and observe values."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

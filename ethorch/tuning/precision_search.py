@@ -1,5 +1,3 @@
-"""Search for the modules that require int16 activations or float to meet an accuracy target."""
-
 from __future__ import annotations
 
 import copy
@@ -157,7 +155,7 @@ def mixed_precision(
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Upper limit for Vela's cycle estimate, without CPU operators. Modules whose steps exceed it are skipped.
         metric: Metric to use instead of SQNR. See ``ethorch.tuning.sensitivity``.
-        base: Global config if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
+        base: Global config if ``spec`` is not a quantizer. Default: int8 with per-channel weights.
         to: Higher precision: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
         modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
         judge: See ``ethorch.tuning.sensitivity``. The order of modules is always determined with ``"quantized"``.

@@ -1,4 +1,4 @@
-"""Spread outliers of the residual stream over all channels, using an orthogonal matrix that is folded into parameters.
+"""Spread outliers of the residual stream over all channels, using an orthogonal matrix folded into parameters.
 
 Outliers reduce the resolution of all other values. The rotation matrix is random (QuaRot, Ashkboos et al. 2024).
 """

@@ -1,7 +1,4 @@
-"""Move outliers of activations into weights.
-
-Channel factors are folded into parameters, so the outputs and cost of a model do not change (SmoothQuant, Xiao et al. 2022).
-"""
+"""Move outliers of activations into weights, which changes neither outputs nor cost (SmoothQuant, Xiao et al. 2022)."""
 
 from __future__ import annotations
 
@@ -41,8 +38,8 @@ class Smoothed:
     """An activation whose smoothing factors were folded into parameters.
 
     Attributes:
-        source: Name of the first parameter that was divided by the factors.
-        readers: Names of weights that were multiplied by the factors.
+        source: Name of the first parameter divided by the factors.
+        readers: Names of weights multiplied by the factors.
         strength: Exponent applied to the activation ranges to compute the factors.
         gain_db: SQNR improvement, in dB on the samples, of the quantized layers that read the activation.
     """

@@ -1,5 +1,3 @@
-"""Find activations of an exported graph whose channel factors can be folded into parameters."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Compile TOSA flatbuffers with Vela."""
-
 from __future__ import annotations
 
 import math

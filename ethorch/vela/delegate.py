@@ -1,5 +1,3 @@
-"""Rewrite, compile and check the TOSA graph of a delegate."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""The result of compiling a delegate."""
-
 from __future__ import annotations
 
 import bisect

@@ -36,7 +36,7 @@ class Part:
 
     Attributes:
         rows: Node that computes the new integer values, which the delegate returns.
-        shape: Shape of the buffer view to which the rows are written.
+        shape: Shape of the written buffer view.
         dim: Axis along which rows are replaced.
         start: Constant flat index of the first replaced element of the buffer, or None if ``index`` is set.
         index: Node that returns the row indices, int32 or int64 [rows], or None if ``start`` is set.
@@ -56,7 +56,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 
     Args:
         read: The get_attr node of the buffer.
-        written: The quantize node that is written to the buffer.
+        written: The quantize node written to the buffer.
 
     Returns:
         The partial writes, or None if they are impossible or not cheaper than copying the whole buffer.

@@ -1,5 +1,3 @@
-"""Convert a graph of CPU operators and delegate calls to an ExecuTorch program."""
-
 from __future__ import annotations
 
 import math

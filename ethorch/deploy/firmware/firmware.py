@@ -1,5 +1,3 @@
-"""The implementation of ``ethorch.firmware``, which generates C projects."""
-
 from __future__ import annotations
 
 import hashlib

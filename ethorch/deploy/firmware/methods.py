@@ -27,7 +27,7 @@ class MethodsPlan:
 
     Attributes:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Maximum over all methods. See :class:`Plan`.
-        state_bytes: Bytes of shared state, plus private memory of methods that have private state. 0 for a single method.
+        state_bytes: Bytes of shared state, plus private memory of methods with private state. 0 for a single method.
         constants: Distinct constant tensors, concatenated, each aligned to 16 bytes.
         initial: Location and initial value of each buffer.
     """

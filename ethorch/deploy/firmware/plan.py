@@ -1,4 +1,4 @@
-"""Plan the steps of the firmware and the location of each tensor, based on the memory plan of the .pte."""
+"""Plan the steps and tensor locations of the firmware, based on the memory plan of the .pte."""
 
 # CPU tensors are stored in one buffer, at the offsets planned by ExecuTorch. Five rules change the plan:
 # - State that the NPU can access in place is stored after the arena and is not copied.
@@ -351,7 +351,7 @@ class _Planner:
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
-        """Return the indices of the tensors that are read before they are written."""
+        """Return the indices of the tensors read before they are written."""
         written = set(self.method.inputs)
         states: list[int] = []
         for call in calls:

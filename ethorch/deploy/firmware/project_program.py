@@ -34,8 +34,6 @@ class ProgramMethod:
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """The program of a project."""
-
     pte: bytes
     methods: dict[str, ProgramMethod]
     calls: tuple[Call, ...]  # of the self-test, in order

@@ -1,5 +1,3 @@
-"""Check a method for features that firmware without ExecuTorch does not support."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

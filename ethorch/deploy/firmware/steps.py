@@ -93,7 +93,6 @@ class Constants:
         self._known: dict[int, int] = {}
 
     def offset(self, number: int) -> int:
-        """Return the offset of the constant with this number."""
         if number not in self._known:
             self._known[number] = len(self.data)
             content = bytes(self.program.constants[number])

@@ -28,7 +28,7 @@ class View:
 
     @classmethod
     def of(cls, value: Value, address: str) -> View:
-        """Return a view of a tensor that is stored in the order ``value.dim_order``."""
+        """Return a view of a tensor stored in the order ``value.dim_order``."""
         strides, step = [0] * len(value.shape), 1
         for axis in reversed(value.dim_order):
             strides[axis] = step
@@ -188,7 +188,7 @@ def merge_axes(axes: Axes) -> Axes:
 
 
 def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
-    """Return the merged axes, with strides in bytes, of views that have the same shape.
+    """Return the merged axes, with strides in bytes, of views with the same shape.
 
     Args:
         order: Order of the axes, outermost first. Default: the memory order of the first view.

@@ -1,5 +1,3 @@
-"""The record of one NPU run."""
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field

@@ -1,5 +1,3 @@
-"""A cache of decoded command streams and machines."""
-
 from __future__ import annotations
 
 import hashlib
@@ -17,7 +15,7 @@ KEPT = 16
 
 
 class Programs:
-    """The decoded streams and machines of one NPU."""
+    """A cache of the decoded streams and machines of one NPU."""
 
     def __init__(self, npu: Npu, sources: Mapping[str, Sources]):
         self.npu, self.sources = npu, sources

@@ -1,5 +1,3 @@
-"""The outcome of a firmware run on a virtual board."""
-
 from __future__ import annotations
 
 import json

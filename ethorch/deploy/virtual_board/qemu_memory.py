@@ -52,7 +52,7 @@ class Qtest:
 
 
 class CopiedGuest(Guest):
-    """The memories of a board. Memories that are not mapped are copied from QEMU on access."""
+    """The memories of a board. Unmapped memories are copied from QEMU on access."""
 
     def __init__(self, board: Board, mapped: dict[str, Bytes], qtest: Qtest):
         super().__init__(board, mapped)

@@ -72,7 +72,6 @@ class Window:
         return Window(kernel, stride, dilation, before, after)
 
     def __add__(self, right: Window) -> Window:
-        """Concatenate the axes of two windows."""
         return Window(
             self.kernel + right.kernel,
             self.stride + right.stride,

@@ -1,5 +1,3 @@
-"""A builder of the ATen nodes that replace a composite operator."""
-
 from __future__ import annotations
 
 import operator

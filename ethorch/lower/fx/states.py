@@ -135,7 +135,7 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 
 
 def with_reads_first(module: GraphModule) -> GraphModule:
-    """Insert a clone of each previous buffer value that is written to another buffer.
+    """Insert a clone of each previous buffer value written to another buffer.
 
     Otherwise, ExecuTorch can overwrite the previous value before copying it.
     """

@@ -1,5 +1,3 @@
-"""Quantization rules of operators."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

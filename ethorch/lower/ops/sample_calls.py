@@ -1,5 +1,3 @@
-"""Modules that call operator samples, and inputs for these modules."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

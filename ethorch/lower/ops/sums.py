@@ -153,7 +153,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     ],
 )
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """Return the mean of x over ``dim``, usually from an exact sum that is rounded once. TOSA REDUCE_SUM, AVG_POOL2D.
+    """Return the mean of x over ``dim``, usually from an exact sum rounded once. TOSA REDUCE_SUM, AVG_POOL2D.
 
     int8 means of feature maps can be rounded twice. See ``mean_over``.
     """

@@ -1,5 +1,3 @@
-"""Tensor copies that Vela does not remove."""
-
 from __future__ import annotations
 
 import copy

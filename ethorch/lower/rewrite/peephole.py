@@ -131,7 +131,7 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs directly before ``op`` that have one reader each, in reverse order."""
+    """Return the TRANSPOSEs and RESHAPEs directly before ``op`` with one reader each, in reverse order."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)

@@ -43,8 +43,8 @@ def copy_result(r: Rewriter, op: Op) -> None:
 
 def clamp_operand(r: Rewriter, op: Op) -> None:
     """Clamp the operand to its full range, with a CLAMP that Vela fuses with the operand's producer."""
-    info = np.iinfo(CODES[op.operands[0].dtype])
-    r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
+    bounds = np.iinfo(CODES[op.operands[0].dtype])
+    r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(bounds.min), max_val=int(bounds.max)))
 
 
 def copy_instead(r: Rewriter, op: Op) -> None:
@@ -163,7 +163,7 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand that is also read in another shape, because a tensor and its RESHAPEs share memory."""
+    """Copy each operand also read in another shape, because a tensor and its RESHAPEs share memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copy_value)

@@ -146,7 +146,7 @@ def time_operators(
 def rate_contention(npu: Npu, regions: Regions) -> float:
     """Return the share of its cycles by which a read of constants delays a transfer, from 0 to 1.
 
-    On U85, latencies limit both to a part of a memory's bandwidth, so that they can run at the same time.
+    On U85, latencies limit both to a part of a memory's bandwidth, so that they can run concurrently.
     """
     memory = regions[CONSTANTS]
     used = channel_rate(npu, memory, WEIGHT) + channel_rate(npu, memory, COPY)

@@ -202,7 +202,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """Return the number of positions of each window that are inside the IFM, as [OH, OW, 1]."""
+    """Return the number of positions of each window inside the IFM, as [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]

@@ -105,7 +105,6 @@ class CoarseLabels:
             labels.fill(0)
 
     def views(self, region: int, blocks: Sequence[Block]) -> list[Labels]:
-        """Return views of the labels of the bytes in ``blocks``."""
         base = min(block.base for block in blocks)
         number = bisect_right(self._starts, (region, base)) - 1
         if number < 0 or self._spaces[number][0] != region or self._spaces[number][2] <= base:
@@ -128,7 +127,6 @@ def _view(labels: Labels, unit: int, block: Block) -> Labels:
 
 
 def find_labels(views: Iterable[Labels]) -> set[int]:
-    """Return the set of labels that occur in ``views``."""
     labels: set[int] = set()
     for view in views:
         low, high = int(view.min()), int(view.max())

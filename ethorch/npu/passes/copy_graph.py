@@ -1,5 +1,3 @@
-"""Kernels that copy feature maps, and the operations that write and read their maps."""
-
 from __future__ import annotations
 
 from bisect import bisect_right

@@ -1,5 +1,3 @@
-"""The effect of a pass."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -205,7 +205,7 @@ def _insert_copy(stream: Stream, position: int, place: Place, fast: int, address
 
 
 def _list_evictions(stream: Stream, fast: int, address: int, missing: int) -> list[tuple[Key, ...]]:
-    """Return the accesses of maps that are live at the same time as the last segment, first those with the least traffic."""
+    """Return the accesses of maps live at the same time as the last segment, first those with the least traffic."""
     image = stream.image
     lifetimes = find_lifetimes(stream.ops, {n: size for n, size in image.sizes.items() if size}, image.inputs, image.outputs)
     segments = lifetimes.segments

@@ -1,5 +1,3 @@
-"""The memory that is in use during each operation."""
-
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +14,7 @@ GRANULE = 16  # bytes, alignment of transfers and weights (npu-reference 7)
 
 
 class Occupancy:
-    """The granules (GRANULE bytes each) of one region that are in use during each operation."""
+    """The granules (GRANULE bytes each) of one region in use during each operation."""
 
     def __init__(self, ops: Sequence[Op], region: int, limit: int, image: Image) -> None:
         ends = [high for where, _, high in (*image.inputs, *image.outputs) if where == region]

@@ -1,4 +1,4 @@
-"""Copy weights that are read repeatedly, such as those of a recurrent network, to fast memory once."""
+"""Copy weights read repeatedly, such as those of a recurrent network, to fast memory once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Ranges of bytes that can only be moved together."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,3 @@
-"""Split operations along an axis of the OFM."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

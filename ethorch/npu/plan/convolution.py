@@ -22,7 +22,7 @@ INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """Pack the geometry of a window. Every position that is read is in the IFM or its padding."""
+    """Pack the geometry of a window. Every position read is in the IFM or its padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -34,7 +34,7 @@ class Weights:
 
     Attributes:
         kind: Value of the C++ field ``Conv.element`` or ``Depthwise.sum``.
-        flip: Mask that is XORed with each byte of the IFM.
+        flip: Mask XORed with each byte of the IFM.
         correction: Error (int64) that ``flip`` causes in the accumulators of each channel.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """

@@ -184,7 +184,7 @@ class Context:
     # Scalings.
 
     def scale(self, s: Scaling | None) -> layout.Scale:
-        """Pack a scaling that is computed in int64. None is the identity."""
+        """Pack a scaling computed in int64. None is the identity."""
         if s is None or s.is_identity:
             return layout.Scale(is_identity=1)
         packed = self._share("integer", s, 0, self._scale)

@@ -1,5 +1,3 @@
-"""Compare a program with its float model and its quantized model."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Compare a program with its float model on the example inputs."""
-
 from __future__ import annotations
 
 from ethorch.program.comparison import Comparison

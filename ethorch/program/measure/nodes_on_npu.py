@@ -1,7 +1,4 @@
-"""Execute a converted graph to obtain the result of each node. The TOSA reference model computes the NPU operators.
-
-The TOSA graphs are not rewritten, so that they contain the result of each operator.
-"""
+"""Execute a converted graph. The TOSA reference model runs graphs without rewrites, which contain each operator's result."""
 
 from __future__ import annotations
 

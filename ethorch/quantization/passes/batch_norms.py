@@ -1,5 +1,3 @@
-"""Fold batch norms into convolutions in linear time."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The context of graph passes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions with lookup tables.
 
-Floats that are computed from a position, such as the angles of a rotary embedding, would lose all precision in int8.
+Floats computed from a position, such as the angles of a rotary embedding, would lose all precision in int8.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def index_by_tensors(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
-    """Insert one cast to int32 for each int64 input and mutable buffer that is used as an index.
+    """Insert one cast to int32 for each int64 input and mutable buffer used as an index.
 
     An index fits in 32 bits, because it is smaller than the indexed dim. The cast replaces the int64 tensor in operators that move,
     add or compare it, in writes to a mutable buffer, and in remainders by powers of two. If the target does not support GATHER,

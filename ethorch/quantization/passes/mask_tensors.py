@@ -1,4 +1,4 @@
-"""Detect tensors that are added to scores as masks.
+"""Detect tensors added to scores as masks.
 
 A mask is the result of ``where`` or ``masked_fill``, or the product of a masking number and a tensor of zeros and ones.
 """
@@ -79,7 +79,7 @@ def is_unified(arg: Any) -> bool:
 
 
 def mask_scores(s: AtenBuilder, x: Node, mask: Truth) -> Node:
-    """Set elements of ``x`` to ``MASKED`` where ``mask`` is True. Elements that are already masked remain masked."""
+    """Set elements of ``x`` to ``MASKED`` where ``mask`` is True. Masked elements remain masked."""
     if is_unified(x):
         x, before = cast(tuple[Node, Node], x.args[:2])
         mask = unite(s, truth_of(s, before), mask)
@@ -163,7 +163,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return the tensor of zeros and ones that is multiplied by a number >= ``-HUGE``, as bool, or None."""
+    """Return the tensor of zeros and ones multiplied by a number >= ``-HUGE``, as bool, or None."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]

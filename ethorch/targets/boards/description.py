@@ -65,7 +65,7 @@ class Memory(Sourced):
         name: User-defined name, e.g. ``sram`` or ``ddr``.
         kind: One of MEMORY_KINDS.
         aliases: Other base addresses of the same memory, e.g. secure and non-secure.
-        npu_ports: NPU ports that are connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
+        npu_ports: NPU ports connected to the memory, preferred port first. Empty if the NPU cannot access the memory.
         bytes_per_second: Peak bandwidth of NPU accesses. This and the attributes below are None if unknown.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.
@@ -206,7 +206,7 @@ class Board(Sourced):
         raise unknown_name(f"memory of board {self.name}:", name, [memory.name for memory in self.memories])
 
     def memory_at(self, address: int) -> Memory | None:
-        """Return the memory that contains an address, or None if no memory contains it."""
+        """Return the memory that contains an address, or None."""
         return next((memory for memory in self.memories if memory.offset(address) is not None), None)
 
     def __str__(self) -> str:

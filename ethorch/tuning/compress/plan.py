@@ -64,9 +64,9 @@ def plan(
         max_cycles: Maximum total NPU cycles, estimated by Vela.
         min_sqnr_db: Minimum SQNR on the samples. If this is the only budget, the plan compresses as much as possible.
         objective: Resource to save (``cycles`` or ``bytes``) if ``min_sqnr_db`` is the only budget.
-        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to ``recipe.usual``.
+        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Default: ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
-        quantizer: Quantizer. Defaults to int8 with per-channel weights.
+        quantizer: Quantizer. Default: int8 with per-channel weights.
 
     Raises:
         QuantizationError: No budget is set, a recipe is invalid, ``samples`` is empty, or the model has no quantized weights.

@@ -1,5 +1,3 @@
-"""The result of ``ethorch.tuning.compress.plan``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
