@@ -1,5 +1,3 @@
-"""Find persistent buffers that the NPU can read and write in place."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""End a process when its parent ends, even if the parent is killed."""
-
 from __future__ import annotations
 
 import contextlib

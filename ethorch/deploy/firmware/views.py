@@ -1,5 +1,3 @@
-"""Strided views of tensors, and the axes of C loops over the views."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""A length limit for sequences of recurrent layers."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

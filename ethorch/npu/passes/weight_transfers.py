@@ -1,5 +1,3 @@
-"""Weights that a pass can transfer."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
