@@ -42,7 +42,7 @@ class Operator:
     Attributes:
         works: Chain of kernels, each with the total size of its slices or stripes.
         last_slice: Kernels of the last depth slice, or of the first stripe.
-        home: Source region of transferred scales, or None if scales or weights are not transferred.
+        home: Source region of scales that are transferred together with weights, or None.
         is_shared: Whether the weights were already transferred for an earlier operator. Vela counts such a transfer again.
             False if they were transferred before the stream's first kernel, e.g. by the pass ``resident-weights``.
         is_prebuffered: Whether the first transfer can overlap with the previous operator.
@@ -161,7 +161,7 @@ def _read_operator(
     scales, weights = ({writer for read, writer in links if read.register.startswith(name)} for name in ("SCALE", "WEIGHT"))
     home = None
     if not weights.isdisjoint(transfer.position for transfer in transfers):
-        home = next((ops[n].values["DMA0_SRC_REGION.region"] for n in sorted(scales) if ops[n].is_dma), None)
+        home = next((ops[n].values["DMA0_SRC_REGION.region"] for n in sorted(scales & weights) if ops[n].is_dma), None)
     return Operator(group.positions, merged, last, group.slices, transfers, home, is_shared, is_prebuffered, table_bytes)
 
 

@@ -10,7 +10,7 @@ PASSES = {
     "block-sizes": "Change the blocks in which kernels compute, so that reading, computing and writing overlap better.",
     "resident-weights": "Copy repeatedly read weights to fast memory once, and their scales before each use.",
     "fast-maps": "Move feature maps from DRAM to SRAM, or copy them to SRAM before operators read them repeatedly.",
-    "early-transfers": "Start transfers of weights or scales several operators ahead.",
+    "early-transfers": "Start transfers of weights or scales several operators ahead, or omit them.",
     "allocation": "Reallocate buffers with exact lifetimes.",
     "division": "Run operations part by part if the buffers then need at least 4% less memory.",
 }

@@ -121,9 +121,9 @@ class Schedule:
             replaced = self.weights[unit].transfer
             parts = [Transfer(self._number(unit, part), part.size_bytes, CONSTANTS, self.region) for part in placements[unit].parts]
             base = self.staged[unit] if replaced is None else rated
-            transfers: list[Transfer] = []
-            for transfer in base.operator.weights:
-                transfers += parts if replaced in (None, transfer.position) else [transfer]
+            transfers = parts if replaced is None else []
+            for transfer in () if replaced is None else base.operator.weights:
+                transfers += parts if replaced == transfer.position else [transfer]
             rated = replace(base, operator=base.operator.with_weights(transfers, rated.operator.positions))
         return rated
 
@@ -196,6 +196,7 @@ class Schedule:
             parts = self._divide(weights, gaps, idle)
         if not parts:
             return None
+        parts = [Part(part.gap, *place) for part in parts for place in weights.divide(part.offset, part.size_bytes)]
         self._mark(unit, False)
         spans = [
             (self._find_concurrent(self._firsts[part.gap]), weights.readers[-1], part.offset, part.size_bytes) for part in parts

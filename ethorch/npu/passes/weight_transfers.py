@@ -29,6 +29,7 @@ class Weights:
     transfer: int | None = None  # position; None if kernels read the constants
     address: int = 0  # target of the transfer
     is_slice: bool = False
+    scale_bytes: int = 0  # bytes of scales before the weights that are transferred on their own; 0 if both are transferred together
 
     def relocate(self, op: Op, region: int, address: int) -> Op:
         values: dict[str, int] = {}
@@ -40,6 +41,14 @@ class Weights:
                 values[run.register] = address + run.low - start
                 values[f"{_prefix(run)}_REGION"] = region
         return op.copy(**values)
+
+    def divide(self, offset: int, size_bytes: int) -> list[tuple[int, int]]:
+        """Divide a part into scales and weights. Return the offset and the size of each.
+
+        The cycle model charges scales of transfers of their own to the memory from which kernels read them.
+        """
+        end, cut = offset + size_bytes, self.scale_bytes
+        return [(offset, cut - offset), (cut, end - cut)] if offset < cut < end else [(offset, size_bytes)]
 
     def transfer_part(self, stream: Stream, region: int, address: int, offset: int, size_bytes: int, key: int) -> Op:
         registers: dict[str, int] = {}
@@ -126,20 +135,27 @@ def _find_constants(ops: Sequence[Op], number: int, operator: Operator, prefixes
     if any(after[0] - before[1] >= GRANULE for before, after in pairwise(ordered)):
         return None
     low, high = ordered[0][0], max(end for _, end in ordered)
-    return Weights(number, low, high - low, tuple(sorted(operator.positions)))
+    ends = [run.high for run in runs if _prefix(run) == "SCALE"]
+    starts = [run.low for run in runs if _prefix(run) == "WEIGHT"]
+    scale_bytes = min(starts) - low if starts and ends and max(ends) <= min(starts) else 0
+    readers = tuple(sorted(operator.positions))
+    return Weights(number, low, high - low, readers, scale_bytes=0 if scale_bytes % GRANULE else scale_bytes)
 
 
 def stage_weights(stream: Stream, rated: Sequence[RatedOperator], weights: Sequence[Weights], region: int) -> Stream:
     """Return a stream, usable only for estimates, with transfers for weights that kernels read from constants."""
     ops, key, address = list(stream.ops), stream.new_key(), _FAR
-    before: dict[int, Op] = {}
+    before: dict[int, list[Op]] = {}
     for each in weights:
         first = rated[each.operator].operator.first
-        before[first] = each.transfer_part(stream, region, address, 0, each.size_bytes, key)
+        before[first] = []
+        for offset, size in each.divide(0, each.size_bytes):
+            before[first].append(each.transfer_part(stream, region, address, offset, size, key))
+            key -= 1
         for position in each.readers:
             ops[position] = each.relocate(ops[position], region, address)
-        key, address = key - 1, address + each.size_bytes
+        address += each.size_bytes
     staged: list[Op] = []
     for position, op in enumerate(ops):
-        staged += [before[position], op] if position in before else [op]
+        staged += [*before.get(position, ()), op]
     return replace(stream, ops=staged)

@@ -14,13 +14,14 @@ from ethorch.npu.cycles.traffic import WRITE
 from ethorch.npu.ir import Op, Stream, decode, find_buffers
 from ethorch.npu.ir.dataflow import Dataflow, trace_dataflow
 from ethorch.npu.ir.image import Image
-from ethorch.npu.passes import early_transfers
+from ethorch.npu.passes import direct_reads, early_transfers
 from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.direct_reads import omit_transfers
 from ethorch.npu.passes.names import PASSES
 from ethorch.npu.passes.occupancy import Occupancy
 from ethorch.npu.passes.pipeline import optimize
 from ethorch.npu.passes.schedule import Part, Schedule
-from ethorch.npu.passes.weight_transfers import Weights, find_weights
+from ethorch.npu.passes.weight_transfers import Weights, find_weights, stage_weights
 from ethorch.npu.verify import decode_instructions, trace_reference, verify_listing
 from tests.npu.passes.streams import list_instructions, read_dram_rates, read_rates
 from tests.npu.verify.simulation import extreme_orders, run
@@ -137,11 +138,44 @@ def test_only_the_scales_are_transferred_if_weights_do_not_fit() -> None:
 def test_large_regions_of_long_streams_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     case = compile_case("classifier", "ethos-u55-128")
     stream, context = decode(case.payload, case.image), Context(read_rates("ethos-u55-128"))
+    monkeypatch.setattr(direct_reads, "_MOST_OPERATORS", 0)
     for limit in ("_MOST_GRANULES", "_MOST_WORK"):
         with monkeypatch.context() as limited:
             limited.setattr(early_transfers, limit, 0)
             assert early_transfers.run(stream, context) is None
     assert early_transfers.run(stream, context) is not None
+
+
+@pytest.mark.parametrize(
+    ("network", "target"), [("blocks", "ethos-u55-128"), ("heads", "ethos-u65-256"), ("swapped", "ethos-u65-256")]
+)
+def test_kernels_read_weights_directly_if_transfers_would_delay_them(network: str, target: str) -> None:
+    case, context = compile_case(network, target), Context(read_rates(target))
+    before = decode(case.payload, case.image)
+    region = context.find_fast_region(before)
+    assert region is not None
+    after = omit_transfers(before, context, region)
+    assert len(after.ops) < len(before.ops) and context.rate(after) < context.rate(before)
+    assert is_accepted(after, trace_reference(decode_instructions(case.payload), case.image))
+    assert run(list_instructions(after), after.image, 0) == run(decode_instructions(case.payload), case.image, 0)
+
+
+def test_scales_have_transfers_of_their_own() -> None:
+    weights = Weights(0, 512, 4096, (0,), scale_bytes=1024)
+    assert weights.divide(0, 4096) == [(0, 1024), (1024, 3072)]
+    assert weights.divide(0, 512) == [(0, 512)] and weights.divide(1024, 64) == [(1024, 64)]
+    assert replace(weights, scale_bytes=0).divide(0, 4096) == [(0, 4096)]
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_scales_are_charged_to_the_memory_that_kernels_read_if_they_are_transferred_alone(is_divided: bool) -> None:
+    case, context = compile_case("classifier", "ethos-u85-256"), Context(read_dram_rates("ethos-u85-256"))
+    stream = decode(case.payload, case.image)
+    rated = context.rate_operators(stream)
+    weights = next(each for each in find_weights(stream, [one.operator for one in rated], 1) if each.scale_bytes)
+    staged = stage_weights(stream, rated, [weights if is_divided else replace(weights, scale_bytes=0)], 1)
+    homes = [one.operator.home for one in context.rate_operators(staged) if len(one.operator.weights) == 1 + is_divided]
+    assert (None if is_divided else 0) in homes
 
 
 @pytest.mark.parametrize(("network", "target"), [*CASES[:2], pytest.param(*CASES[2], marks=pytest.mark.long)])
