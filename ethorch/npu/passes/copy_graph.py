@@ -60,7 +60,7 @@ class CopyGraph:
         self.reads: dict[int, list[Read]] = {position: [] for position in range(len(self.ops))}
         self.writers: dict[int, set[int]] = {position: set() for position in self.reads}
         self._tables: dict[int, AddressTable] = {}  # from the target of a copy to its source
-        self._overwritten: dict[int, int] = {}
+        self._kept: dict[int, int] = {}  # by copy: the position up to which its source is not overwritten
 
         def read(position: int, region: int, blocks: Iterable[Block], fm: FeatureMap | None = None) -> None:
             origins = {label - 1 for label in find_labels(labels.views(region, list(blocks)))}
@@ -109,7 +109,7 @@ class CopyGraph:
             if position not in self._tables:
                 self._tables[position] = AddressTable(copy.target, copy.find_sources())
             found = self._tables[position].find(addresses)
-            if found is None or (position < stop - 1 and self._find_overwriting(position) < stop):
+            if found is None or self._is_overwritten(position, stop):
                 return
             addresses = found
             yield position, copy.source, addresses
@@ -119,17 +119,18 @@ class CopyGraph:
             if position in changed or position not in self.copies:
                 return
 
-    def _find_overwriting(self, position: int) -> int:
-        """Return the position of the next operation that overwrites part of a value read by the copy at ``position``."""
-        if position not in self._overwritten:
+    def _is_overwritten(self, position: int, stop: int) -> bool:
+        """Return True if an operation before position ``stop`` overwrites part of a value read by the copy at ``position``."""
+        start = self._kept.get(position, position + 1)
+        if start < stop:
             values = [access for access in self.inputs[position] if access.fm is not None]
             values += [access for writer in self.writers[position] - {HOST} for access in self.outputs[writer]]
             if HOST in self.writers[position]:
                 values += [_access_place(place) for place in self.stream.image.inputs]
-            later = self.iterate(range(position + 1, len(self.ops)))
+            later = self.iterate(range(start, stop))
             over = (n for n in later if any(access.overlaps(value) for access in self.outputs[n] for value in values))
-            self._overwritten[position] = next(over, len(self.ops))
-        return self._overwritten[position]
+            start = self._kept[position] = next(over, stop)
+        return start < stop
 
     def list_ops(self) -> list[Op]:
         return [op for position, op in enumerate(self.ops) if position not in self.removed]
