@@ -173,6 +173,13 @@ def _end() -> Any:
     return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
 
 
+def _classifier() -> Any:
+    """Return the last layers of a network like mobilenet_v3."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(576, 1024), nn.Hardswish(), nn.Linear(1024, 1000))
+
+
 def _product() -> Any:
     """Return a product of the transposed first 16 columns of a matrix and the other columns."""
     import torch
@@ -369,6 +376,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "depthwise convolution 3x3 of [1,128,14,14] to 256 channels, INT16",
         of_module(_torch("Conv2d", 128, 256, 3, padding=1, groups=128), 1, 128, 14, 14, bits=16),
         {U55: False, U65: False, U85: False},
+    ),
+    Measurement(
+        "split_weights",
+        "linear layers of [1,576] to 1024 and 1000 outputs",
+        of_module(_classifier, 1, 576),
+        {U85: None},
     ),
     Measurement(
         "largest_selection", "two units of shufflenet on [1,116,28,28]", of_module(_shuffle, 1, 116, 28, 28), {U55: None, U85: None}

@@ -83,7 +83,9 @@ def test_places_behind_four_gigabytes(payload: DelegatePayload) -> None:
     moved = relocate(payload.commands, moves).payload
     assert {start for start, _ in constants_of(moved)} == set(moves.values())
     back = {piece: piece[0] - far for piece in constants_of(moved)}
-    assert relocate(moved, back).payload == payload.commands
+    returned = relocate(moved, back).payload  # which may still contain the register writes that far addresses need
+    assert constants_of(returned) == constants_of(payload.commands)
+    assert outputs(replace(payload, commands=returned)) == outputs(payload)
 
 
 def test_what_is_no_stream_is_refused() -> None:

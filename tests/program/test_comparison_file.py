@@ -117,7 +117,7 @@ def test_every_method_is_in_the_folder(two_methods: ethorch.Program, tmp_path: P
         assert status == 0 and report["accuracy"]["samples"] == expected.compare().samples
         assert {key: report[key] for key in data} == {**data, "accuracy": report["accuracy"]}
     assert "[quantize.left_out]" in outcome(capsys, "explain", str(folder), "--method", "head")[1]
-    assert outcome(capsys, "compare", str(folder), "--method", "other")[0] == 1
+    assert outcome(capsys, "compare", str(folder), "--method", "other")[0] == 2
     again = loaded.save(tmp_path / "again")
     for name in ("program.json", "comparison.json"):
         assert (again / name).read_bytes() == (folder / name).read_bytes()

@@ -57,7 +57,7 @@ def test_a_model_that_only_returns_constants_is_refused() -> None:
         def forward(self) -> Tensor:
             return torch.ones(3)
 
-    with pytest.raises(HostError, match=r"only return constants\. Use the constants .* a model whose outputs depend on an input"):
+    with pytest.raises(SpecError, match=r"only return constants\. Use the constants .* a model whose outputs depend on an input"):
         ethorch.compile(Returns(), (), progress=False)
 
 

@@ -60,6 +60,10 @@ ALLOWED = {
         "quantization/passes/decompose.py",
         "aten.view.default",
     ): "the one reshape that PyTorch refuses for how its operand lies in memory",
+    ("backend/codes_on_cpu.py", "aten.gather.default"): "the operator whose CPU kernel requires int64 indices",
+    ("quantization/integer_io.py", "aten.to.dtype"): "the cast that the program returns, as the exported call says it",
+    ("quantization/passes/index_inputs.py", "aten.select.int"): "an element at a computed place, which becomes an index",
+    ("quantization/passes/index_inputs.py", "aten.select_scatter.default"): "as above, for a copy with a changed element",
     ("tuning/qat.py", "aten.batch_norm.default"): "the spelling that a frozen batch norm has",
     ("quantization/annotate.py", "aten.batch_norm.default"): "the one spelling that prepare_qat_pt2e folds into a convolution",
 }

@@ -16,7 +16,7 @@ from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import round_up
 from ethorch.npu.passes.segments import ALIGNMENT
 
-_WORTHS = (0.002, 0.02)  # minimum shares of the cycles that a change saves, to try in turn
+_WORTHS = 2e-3, 2e-2  # minimum shares of the cycles that a change saves, to try in turn
 _MOST_TRIALS, _WORK = 24, 24_000  # changes to try, and operations that all trials allocate
 _MOST_EVICTIONS = 4  # of maps in fast memory, to try for one change
 _REGION_BITS = 7  # of a region register; the others contain the mode of a transfer

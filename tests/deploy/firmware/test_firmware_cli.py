@@ -48,8 +48,8 @@ def test_inputs_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("options", "status", "words"),
     [
         (["--board", "corstone-3"], 2, "corstone-300"),
-        (["--name", "7"], 1, "lower-case letters"),
-        (["--embed", "x"], 1, "incbin or arrays"),
+        (["--name", "7"], 2, "lower-case letters"),
+        (["--embed", "x"], 2, "incbin or arrays"),
         (["--set", "target=ethos-u85-256"], 2, "--set requires a model, but"),
     ],
 )

@@ -56,7 +56,8 @@ def test_linear_layers_of_many_outputs(target: str) -> None:
     """Vela's time for one convolution of more than 65,536 channels grows with the square of them."""
     inputs = (torch.randn(2, 8),)
     graph, _ = climb(quantized(nn.Linear(8, 70_000), [inputs], target=target), inputs, target)
-    assert [op.result.shape[-1] for op in graph.ops if op.name == "CONV2D"] == [65_536, 4_464]
+    channels = [op.result.shape[-1] for op in graph.ops if op.name == "CONV2D"]
+    assert max(channels) <= 65_536 and sum(channels) == 70_000
 
 
 @pytest.mark.parametrize("target", TARGETS)
