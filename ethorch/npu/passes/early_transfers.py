@@ -64,12 +64,14 @@ def _start_early(stream: Stream, context: Context, region: int) -> Stream | None
     for order in _ORDERS:
         schedule = Schedule(stream, context, region, rated, staged, weights)
         schedule.work += work
-        for limit, found in ((context.limit(stream, region), results), (context.grown_limit(stream, region), grown)):
-            schedule.raise_limit(limit)
+        _improve(schedule, order)
+        results.append((schedule.cycles[0], schedule.build() if schedule.placements else None))
+        if context.grown_limit(stream, region) > context.limit(stream, region):
+            schedule.raise_limit(context.grown_limit(stream, region))
             _improve(schedule, order)
-            found.append((schedule.cycles[0], schedule.build() if schedule.placements else None))
+            grown.append((schedule.cycles[0], schedule.build() if schedule.placements else None))
         work = schedule.work
-        if work > _MOST_WORK // 2:
+        if work > _MOST_WORK // 2 or sum(schedule.exposed) < GROWTH_WORTH * schedule.cycles[0]:
             break
     best = results[0]
     for result in (*results[1:], *sorted(grown, key=lambda result: result[0])):  # others may need more memory
