@@ -19,6 +19,7 @@ FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)
 WAYS: dict[str, Any] = {
     "fill -inf": lambda a: a.masked_fill(FUTURE, float("-inf")),
     "fill -1e9": lambda a: a.masked_fill(FUTURE, -1e9),
+    "fill -2e9": lambda a: a.masked_fill(FUTURE, -2e9),
     "fill least float": lambda a: a.masked_fill(FUTURE, torch.finfo(torch.float32).min),
     "fill tensor": lambda a: a.masked_fill(FUTURE, torch.tensor(-1e9)),
     "add -inf": lambda a: a + torch.zeros(N, N).masked_fill(FUTURE, float("-inf")),

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 #: Score of a masked position. -inf would produce NaN in a completely masked row.
 MASKED = -1e9
-#: Value of an element that must be below all others, also below those that saturate.
-EXCLUDED = -2e9
+#: Value of an element that must be below all others, also below those that saturate. Models mask with other, round numbers.
+EXCLUDED = 2 * MASKED - 1
 
 
 def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
