@@ -8,7 +8,7 @@ from ethorch.lower.walk import lower_program
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Graph
-from ethorch.vela.delegate import builder_for, compile_lowered, rewritten
+from ethorch.vela.delegate import adapt_tuning, builder_for, compile_lowered, rewritten
 from ethorch.vela.lowered import Lowered
 
 
@@ -26,4 +26,4 @@ def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowere
 def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSpec) -> Graph:
     """Return the rewritten and verified TOSA graph of a quantized ExportedProgram. Raise Unsupported for unsupported operators."""
     builder = builder_for(spec.target)
-    return rewritten(lower_program(program, builder), builder.tuning, spec)
+    return rewritten(lower_program(program, builder), adapt_tuning(builder.tuning, spec), spec)

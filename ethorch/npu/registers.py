@@ -73,6 +73,11 @@ NPUS: Mapping[int, Npu] = {
 }
 
 
+def find_npu(name: str) -> Npu:
+    """Return the NPU with a name, e.g. ``ethos-u55-128``."""
+    return next(npu for npu in NPUS.values() if npu.name == name)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Fields
 

@@ -11,7 +11,7 @@ from ethorch.lower.rewrite.pipeline import dump_to, rewrite
 from ethorch.lower.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, has_plane_inputs, read_planes
 from ethorch.npu.cycles.memories import ARENA, CONSTANTS, STAGING
 from ethorch.npu.cycles.model import rate_contention
-from ethorch.npu.registers import NPUS
+from ethorch.npu.registers import find_npu
 from ethorch.support.errors import VelaError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
@@ -52,6 +52,21 @@ def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
     )
 
 
+def adapt_tuning(tuning: Tuning, spec: ArmCompileSpec) -> Tuning:
+    """Return the tuning without rewrites that save no cycles with the memories and stream passes of ``spec``."""
+    if tuning.split_weights is None or (isinstance(spec, EthosUCompileSpec) and _can_transfer_while_reading(spec)):
+        return tuning
+    return replace(tuning, split_weights=None)
+
+
+def _can_transfer_while_reading(spec: EthosUCompileSpec) -> bool:
+    """Return True if weights can be transferred to faster memory while kernels read other weights."""
+    regions, memory = read_memory_rates(spec), spec.memory_system
+    fast = regions[STAGING if memory.staged else ARENA]
+    is_faster = fast.bytes_per_cycle > regions[CONSTANTS].bytes_per_cycle
+    return "early-transfers" in spec.stream_passes and is_faster and rate_contention(find_npu(spec.target.name), regions) < 1
+
+
 def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
     limit = spec.flags.get("--arena-cache-size")
     size = compiled.scratch_fast_bytes or compiled.scratch_bytes
@@ -77,9 +92,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
-    source = graph.copy()
-    if tuning.split_weights and not _transfers_while_reading(spec):
-        tuning = replace(tuning, split_weights=None)
+    source, tuning = graph.copy(), adapt_tuning(tuning, spec)
     result = _compile_faster_layout(graph, tuning, spec)
     if limit is not None and arena.arena_bytes(result.compiled) > limit:
         result = _compile_bands(source, tuning, spec, result, limit)
@@ -87,15 +100,6 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     if spec.verify:
         result = _repair(result, spec)
     return replace(result, compiled=replace(result.compiled, before_passes=None))
-
-
-def _transfers_while_reading(spec: EthosUCompileSpec) -> bool:
-    """Return True if weights can be transferred to faster memory while kernels read other weights at full speed."""
-    regions, memory = read_memory_rates(spec), spec.memory_system
-    fast = regions[STAGING if memory.staged else ARENA]
-    is_faster = fast.bytes_per_cycle > regions[CONSTANTS].bytes_per_cycle
-    npu = next(npu for npu in NPUS.values() if npu.name == spec.target.name)
-    return "early-transfers" in spec.stream_passes and is_faster and rate_contention(npu, regions) < 1
 
 
 def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:

@@ -18,7 +18,10 @@ from ethorch.npu.passes.pipeline import Pass
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import MachineFault
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.npus import TARGETS
+from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.vela import optimize
+from ethorch.vela.delegate import adapt_tuning
 
 
 def compile_with(stream: str) -> Program:
@@ -162,3 +165,14 @@ def test_memory_of_unknown_size_does_not_grow(tmp_path: Path) -> None:
     compiled = record_of(compile_with("vela")).build.delegates[0].compiled  # type: ignore[union-attr]
     staged = replace(compiled, scratch_fast_bytes=1024)
     assert optimize._context(staged, spec, frozenset()).grown_limits == {}
+
+
+def test_graphs_have_slices_only_if_streams_transfer_them() -> None:
+    tuning, dedicated = TARGETS["ethos-u85-256"].tuning, ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")
+    assert adapt_tuning(tuning, EthosUCompileSpec("ethos-u85-256", *dedicated)) is tuning
+    others = (
+        EthosUCompileSpec("ethos-u85-256"),
+        EthosUCompileSpec("ethos-u85-256", *dedicated, stream="vela"),
+        TosaCompileSpec("TOSA-1.0+INT"),
+    )
+    assert [adapt_tuning(tuning, spec).split_weights for spec in others] == [None] * 3

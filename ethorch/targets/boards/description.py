@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ethorch.npu.registers import NPUS, Npu
+from ethorch.npu.registers import Npu, find_npu
 from ethorch.support.errors import unknown_name
 
 #: Kinds of memory. ``tcm`` is only accessible to the CPU.
@@ -195,7 +195,7 @@ class Board(Sourced):
         target = self.targets[0] if name is None else name.lower() if name.lower().startswith("ethos-") else f"ethos-{name.lower()}"
         for slot in self.npus:
             if target in slot.targets:
-                return slot, next(npu for npu in NPUS.values() if npu.name == target)
+                return slot, find_npu(target)
         raise unknown_name(f"NPU of board {self.name}:", str(name), self.targets)
 
     def memory(self, name: str) -> Memory:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ethorch.npu.feature_map import STORAGE_TILE2X2, FeatureMap
 from ethorch.npu.ir import Op
 from ethorch.npu.passes.strides import AddressTable, iterate_layouts
-from ethorch.npu.registers import NPUS
+from ethorch.npu.registers import find_npu
 
-NPU = next(npu for npu in NPUS.values() if npu.name == "ethos-u85-256")
+NPU = find_npu("ethos-u85-256")
 NHCWB16 = 1 << 6
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 40))
 Size = tuple[int, int, int]
