@@ -115,7 +115,7 @@ def _follows_in_depth(ops: Sequence[Op], first: tuple[int, ...], second: tuple[i
     if any(_slice_signature(ops[a]) != _slice_signature(ops[b]) for a, b in zip(first, second, strict=True)):
         return False
     head, tail = ops[first[0]], ops[second[0]]
-    if not _has_own_weights(ops, first[-1], second[0]) or not _are_in_one_memory(head, tail):
+    if not _has_own_weights(ops, first[-1], second[0]) or not _have_transferred_weights(head, tail):
         return False
     step = 0 if head.name == "NPU_OP_CONV" else _depth_bytes(head, "IFM")
     if tail.registers["IFM_BASE0"] - head.registers["IFM_BASE0"] != step:
@@ -139,8 +139,8 @@ def _has_own_weights(ops: Sequence[Op], before: int, after: int) -> bool:
     return first != second or any(op.is_dma for op in ops[before + 1 : after])
 
 
-def _are_in_one_memory(head: Op, tail: Op) -> bool:
-    """Return False if kernels read weights from different memories. Vela divides only convolutions whose weights it transfers."""
+def _have_transferred_weights(head: Op, tail: Op) -> bool:
+    # Vela divides only convolutions whose weights it transfers.
     regions = [op.registers["WEIGHT_REGION"] for op in (head, tail)]
     return regions[0] == regions[1] != CONSTANTS
 

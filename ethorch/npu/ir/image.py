@@ -23,5 +23,10 @@ class Image:
     inputs: tuple[Place, ...] = ()
     outputs: tuple[Place, ...] = ()
 
+    @property
+    def allocated(self) -> dict[int, int]:
+        """``sizes`` without empty regions."""
+        return {region: size for region, size in self.sizes.items() if size}
+
     def size_bytes(self, region: int) -> int | None:
         return len(self.constants) if region == CONSTANTS else self.sizes.get(region) or None

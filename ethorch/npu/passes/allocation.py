@@ -43,7 +43,7 @@ def allocate(stream: Stream, *, divide: bool = False, operators: Iterable[Sequen
         MachineFault: An operation has invalid registers.
     """
     image = stream.image
-    sizes = {region: size for region, size in image.sizes.items() if size}
+    sizes = image.allocated
     lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs, divide=divide, operators=operators)
     moves, packings = [0] * len(lifetimes.segments), {}
     for region in sizes:

@@ -46,7 +46,7 @@ class CopyGraph:
     def __init__(self, apart: Separation, removable: Collection[int]):
         self.apart, self.stream, self.removable = apart, apart.stream, removable
         self.spaces = [segment.space for segment in apart.lifetimes.segments]
-        self.regions = {region: size for region, size in self.stream.image.sizes.items() if size}
+        self.regions = self.stream.image.allocated
         self.ops = list(self.stream.ops)
         self.inputs = [list_reads(op, self.regions) for op in self.ops]
         self.outputs = [list_writes(op, self.regions) for op in self.ops]

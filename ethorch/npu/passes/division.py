@@ -40,7 +40,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
     separation = separate(stream)
     apart, lifetimes = separation.stream, separation.lifetimes
-    sizes = {region: size for region, size in apart.image.sizes.items() if size}
+    sizes = apart.image.allocated
 
     def rate(ops: Sequence[Op]) -> int:
         return estimate(replace(apart, ops=list(ops)), context.regions, context.effects).cycles

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ethorch.npu.cycles.model import RatedOperator
 from ethorch.npu.ir import Stream
 from ethorch.npu.ir.image import Place
 from ethorch.npu.ir.stream import create_transfer, group_chains
@@ -41,15 +40,14 @@ def run(stream: Stream, context: Context) -> Stream | None:
     if fast is None:
         return None
     rate = context.regions[fast].bytes_per_cycle
-    slow = frozenset(n for n, size in stream.image.sizes.items() if size and context.regions[n].bytes_per_cycle < rate)
+    slow = frozenset(region for region in stream.image.allocated if context.regions[region].bytes_per_cycle < rate)
     if not slow:
         return None
-    best, fewest = None, _rate_with_transfers(stream, context)
-    for worth in _WORTHS:
-        changed = _Search(context, fast, slow, worth).run(stream)
-        if changed is not None and (cycles := _rate_with_transfers(changed, context)) < fewest:
-            best, fewest = changed, cycles
-    return best
+    found = [changed for worth in _WORTHS if (changed := _Search(context, fast, slow, worth).run(stream)) is not None]
+    if not found:
+        return None
+    best = min([stream, *found], key=lambda each: _rate_with_transfers(each, context))
+    return None if best is stream else best
 
 
 def _rate_with_transfers(stream: Stream, context: Context) -> int:
@@ -88,7 +86,7 @@ class _Search:
     def _list_changes(self, stream: Stream) -> Iterator[tuple[_Change, tuple[tuple[int, str], ...]]]:
         """Yield changes, first those that can save the most cycles, and keys that identify them in changed streams."""
         image = stream.image
-        lifetimes = find_lifetimes(stream.ops, {n: size for n, size in image.sizes.items() if size}, image.inputs, image.outputs)
+        lifetimes = find_lifetimes(stream.ops, image.allocated, image.inputs, image.outputs)
         gains: dict[int, dict[int, int]] = {}  # by segment and position
         by_segment: dict[int, list[Key]] = {}
         for key, segment in lifetimes.accesses.items():
@@ -119,7 +117,7 @@ class _Search:
         for rated, timed in zip(self.context.rate_operators(stream), self.context.estimate(stream).operators, strict=True):
             others = (cycles for name, cycles in timed.access_cycles.items() if name not in names)
             wait = timed.cycles - timed.effects - max([timed.npu_cycles, *others])
-            kernels = _list_kernels(stream, rated)
+            kernels = [position for position in rated.operator.positions if not stream.ops[position].is_dma]
             if wait > 0 and kernels:
                 waits |= dict.fromkeys(kernels, wait // len(kernels))
         return waits
@@ -169,10 +167,6 @@ def _list_copies(stream: Stream, segment: int, keys: Sequence[Key], gains: Mappi
             yield gains[position], _Change(segment, tuple(key for key in reads if key[0] == position), True)
 
 
-def _list_kernels(stream: Stream, rated: RatedOperator) -> list[int]:
-    return [position for position in rated.operator.positions if not stream.ops[position].is_dma]
-
-
 def _find_place(stream: Stream, keys: Sequence[Key]) -> Place:
     """Return the region and the address range of accesses, rounded to ALIGNMENT."""
     ops = stream.ops
@@ -207,7 +201,7 @@ def _insert_copy(stream: Stream, position: int, place: Place, fast: int, address
 def _list_evictions(stream: Stream, fast: int, address: int, missing: int) -> list[tuple[Key, ...]]:
     """Return the accesses of maps live at the same time as the last segment, first those with the least traffic."""
     image = stream.image
-    lifetimes = find_lifetimes(stream.ops, {n: size for n, size in image.sizes.items() if size}, image.inputs, image.outputs)
+    lifetimes = find_lifetimes(stream.ops, image.allocated, image.inputs, image.outputs)
     segments = lifetimes.segments
     times = [p for segment in segments if segment.region == fast and segment.low >= address for p in segment.pieces]
     keys: dict[int, list[Key]] = {}

@@ -32,7 +32,7 @@ class Separation:
 def separate(stream: Stream) -> Separation:
     """Move the segments of a stream to disjoint addresses."""
     image = stream.image
-    sizes = {region: size for region, size in image.sizes.items() if size}
+    sizes = image.allocated
     lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs)
     ends = dict.fromkeys(sizes, 0)
     moves, segments = [], []

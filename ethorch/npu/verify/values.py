@@ -63,7 +63,7 @@ def check_values(all_facts: Sequence[Facts], image: Image) -> Iterator[Rejection
     if not all_facts:
         return
     npu = all_facts[0].npu
-    sizes = {**{number: size for number, size in image.sizes.items() if size}, INTERNAL: npu.internal_bytes}
+    sizes = {**image.allocated, INTERNAL: npu.internal_bytes}
     memory = Memory(
         {n: np.full(size, _UNWRITTEN, np.int32) for n, size in sizes.items()},
         {n: np.zeros(size, np.bool_) for n, size in sizes.items()},
