@@ -160,9 +160,17 @@ def test_a_padding_value_beyond_the_range_is_kept(number: float, config: Quantiz
     assert sqnr_db(model(*calibration[0]), found) > 35
 
 
+MAXIMA: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "2d": lambda x, number: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=number), 2),
+    "1d": lambda x, number: F.max_pool1d(F.pad(x[:, 0], (1, 1), value=number), 2),
+    "permuted": lambda x, number: F.max_pool2d(F.pad(x, (0, 0, 1, 1), value=number).transpose(2, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", MAXIMA)
 @pytest.mark.parametrize("number", [-100.0, -1e9, float("-inf")])
-def test_a_padding_value_that_only_a_maximum_reads_takes_no_part_of_the_range(number: float) -> None:
-    model = Model(lambda m, x: F.max_pool2d(F.pad(m.conv(x), (1, 1, 1, 1), value=number), 2)).eval()
+def test_a_padding_value_that_only_a_maximum_reads_takes_no_part_of_the_range(name: str, number: float) -> None:
+    model = Model(lambda m, x: MAXIMA[name](m.conv(x), number)).eval()
     calibration = samples(MAP)
     assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
 

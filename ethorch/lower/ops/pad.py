@@ -83,8 +83,13 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
 def _pad_rule(node: Any) -> QuantRule:
     args, kwargs = constant_pad.canonical(op_name(node.target), *arguments(node))
     (number,) = (*args[2:], kwargs.get("value", 0.0))[:1]
-    is_lowest = number < 0 and all(find(user.target) is max_pool2d for user in node.users)  # a maximum does not select it
+    is_lowest = number < 0 and _only_maxima_read(node)  # a maximum does not select it
     return JOINED if 0 < abs(number) < _LEAST_MASK and not is_lowest else SAME_AS_INPUT
+
+
+def _only_maxima_read(node: Any) -> bool:
+    readers = [(user, find(user.target)) for user in node.users]
+    return all(spec is max_pool2d or (spec is not None and spec.moves and _only_maxima_read(user)) for user, spec in readers)
 
 
 @op(
