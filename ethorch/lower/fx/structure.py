@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ethorch.support.errors import QuantizationError
+from ethorch.support.trees import find_import
 
 
 def with_serializable_structure(module: GraphModule) -> GraphModule:
@@ -34,9 +35,10 @@ def serializable(structure: pytree.TreeSpec) -> pytree.TreeSpec:
 
 def _is_serializable(structure: pytree.TreeSpec) -> bool:
     try:
-        return pytree.treespec_loads(pytree.treespec_dumps(structure)) == structure
-    except (AttributeError, ImportError, NotImplementedError, TypeError):
+        serialized = pytree.treespec_dumps(structure)
+    except (AttributeError, NotImplementedError, TypeError):  # a defaultdict without a factory, an unknown type, or an invalid key
         return False
+    return find_import(serialized) is None and pytree.treespec_loads(serialized) == structure
 
 
 def _plain(nest: Any) -> Any:

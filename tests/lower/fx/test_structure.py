@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import ethorch
+from ethorch.lower.fx.structure import serializable
 from ethorch.support.errors import QuantizationError, UserCodeError
 
 
@@ -89,6 +90,12 @@ def test_inputs_of_other_types_can_be_passed(name: str, tmp_path: Path) -> None:
     for call in (program, loaded, lambda x: program(x=x)):
         torch.testing.assert_close(call(*samples[1]), function(*samples[1]), atol=0.05, rtol=0)
     assert program.compare(*samples[1]).bit_exact and program.accuracy.sqnr_db > 30  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("factory", [None, [].copy, torch.rand, lambda: 0], ids=["none", "method", "imported", "lambda"])
+def test_default_dicts_whose_factory_cannot_be_loaded_become_dicts(factory: Any) -> None:
+    spec = pytree.tree_structure([defaultdict(factory, x=0), defaultdict(list, y=0)])
+    assert serializable(spec) == pytree.tree_structure([{"x": 0}, defaultdict(list, y=0)])
 
 
 @pytest.mark.parametrize("key", [torch.float32, (1, 2)])
