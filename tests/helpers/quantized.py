@@ -30,6 +30,17 @@ def samples(*shapes: Sequence[int], count: int = 4, seed: int = 0) -> list[Input
     return [tuple(torch.randn(*shape, generator=generator) for shape in shapes) for _ in range(count)]
 
 
+class Function(nn.Module):
+    """A function of the model's input."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
 def quantizer(config: QuantizationConfig | None = None) -> EthosUQuantizer:
     return EthosUQuantizer(EthosUCompileSpec("ethos-u55-128")).set_global(config or get_symmetric_quantization_config())
 

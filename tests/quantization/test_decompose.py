@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ethorch import sqnr_db
 from ethorch.support.errors import QuantizationError
 from tests.helpers import ladder
-from tests.helpers.quantized import exported, quantized, quantizer, samples
+from tests.helpers.quantized import Function, exported, quantized, quantizer, samples
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "multiply": lambda x: torch.multiply(x, torch.absolute(torch.negative(x))),
@@ -91,17 +91,6 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_copy_at_the_end_leaves_nothing_in_float(name: str) -> None:
     q = quantized(Behind(COPIES[name]), samples((2, 8)))
     assert ladder.refusal_ids(q.converted, "ethos-u55-128") == set()
-
-
-class Function(nn.Module):
-    """A function of the model's input."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 @pytest.mark.parametrize("function", [lambda x: F.normalize(x, dim=1), lambda x: x.sum(-1, keepdim=True).expand_as(x)])

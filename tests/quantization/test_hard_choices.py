@@ -7,18 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import ladder
-from tests.helpers.quantized import exported, quantized, quantizer, samples
+from tests.helpers.quantized import Function, exported, quantized, quantizer, samples
 
 SHAPE = (2, 6, 5)
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Assigned(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ethorch import EthosUCompileSpec, EthosUQuantizer
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from tests.helpers import ladder
-from tests.helpers.quantized import quantized, samples
+from tests.helpers.quantized import Function, quantized, samples
 
 ROWS, EXPERTS, WIDTH = 6, 4, 16
 
@@ -38,15 +38,6 @@ class First(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         value, place = torch.topk(torch.sin(x), 1, -1)
         return torch.full_like(x, float("-inf")).scatter_(1, place, value).sigmoid()
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def drawn(module: nn.Module, x: Tensor) -> torch.fx.GraphModule:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import ethorch
 from ethorch.lower.fx.structure import serializable
 from ethorch.support.errors import QuantizationError, UserCodeError
+from tests.helpers.quantized import Function
 
 
 class Pair(NamedTuple):
@@ -36,15 +37,6 @@ class Unregistered:
 
 
 torch.export.register_dataclass(Registered)
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Any], Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Any) -> Any:
-        return self.function(x)
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {

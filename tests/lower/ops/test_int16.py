@@ -24,7 +24,7 @@ from ethorch.vela.delegate import builder_for
 from tests.helpers.every_code import ALL, computed, q, traced
 from tests.helpers.ladder import lowered as lowered_graph
 from tests.helpers.ladder import machine, reference
-from tests.helpers.quantized import quantized, samples
+from tests.helpers.quantized import Function, quantized, samples
 
 JUMPS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any]] = {
     "floor": ("aten.floor.default", (), {}, torch.floor),
@@ -187,11 +187,7 @@ def test_softmax_of_scores_of_any_size(name: str, largest: float) -> None:
 
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, lambda x: x.softmax(-1)], ids=["sigmoid", "tanh", "softmax"])
 def test_one_is_the_highest_code(function: Any) -> None:
-    class Function(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return function(x)  # type: ignore[no-any-return]
-
-    made = quantized(Function(), [(100 * x,) for (x,) in samples((6, 16))], get_symmetric_a16w8_quantization_config())
+    made = quantized(Function(function), [(100 * x,) for (x,) in samples((6, 16))], get_symmetric_a16w8_quantization_config())
     assert made.module(*made.example).max() == 1
     (found,) = reference(serialize(lowered_graph(made.program, "ethos-u55-128")), made.input_codes(made.example))
     assert 32766 <= found.max() <= 32767
