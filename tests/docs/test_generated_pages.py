@@ -10,7 +10,7 @@ import pytest
 from ethorch.cli import reference
 from ethorch.report.operators import operator_facts
 from tools import docs, operators
-from tools.messages import messages
+from tools.messages import find_messages, messages
 
 pytestmark = pytest.mark.core
 FOLDER = Path(__file__).parent.parent.parent / "docs"
@@ -34,6 +34,33 @@ def test_every_refusal_of_the_code_is_among_the_messages() -> None:
         assert known[id].kind == kind and known[id].text
     assert known["GATHER.absent"].remedy == "Use a U85 target."
     assert all(message.remedy.endswith(".") or message.remedy == "..." for message in known.values() if message.kind == "refusal")
+
+
+def test_messages_contain_the_texts_of_variables() -> None:
+    source = """
+REMEDY = "Use a U85 target."
+
+def check(dtype, text, remedy):
+    if dtype == "INT8":
+        cause = f"got {dtype}"
+        return Reason("a.variable", cause, f"{REMEDY} {text}")
+    if dtype == "INT16":
+        remedy = "Use INT8."
+    cause = "expected INT8"
+    return Reason("a.branches", cause, remedy)
+
+def other(cause):
+    logger.warning("%d of %.3g [a.logged]", dtype, text)
+    return Reason("a.parameter", cause, REMEDY) if cause else Reason("a.parameter", "expected a cause", REMEDY)
+"""
+    assert [(message.id, message.text, message.remedy) for message in find_messages(source)] == [
+        ("a.variable", "got ...", "Use a U85 target. ..."),
+        ("a.branches", "expected INT8", "..."),
+        ("a.logged", "... of ...", ""),
+        ("a.parameter", "...", "Use a U85 target."),
+        ("a.parameter", "expected a cause", "Use a U85 target."),
+    ]
+    assert not [message for message in messages() if message.text == "..."]
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
