@@ -110,8 +110,8 @@ class SplitWeights:
     fewest_weights: int
     #: Maximum number of slices.
     most_slices: int
-    #: Maximum number of output positions. With more positions, weights are read several times.
-    most_positions: int
+    #: Maximum batch size times height and width of the output. Above this number, weights are read several times.
+    most_places: int
 
 
 @dataclass(frozen=True, kw_only=True)

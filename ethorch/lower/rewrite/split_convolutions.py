@@ -46,7 +46,7 @@ def split_weights(r: Rewriter, setting: SplitWeights) -> None:
     """Replace a CONV2D with many weights and few output positions with one CONV2D per slice of output channels."""
     for op in r.select("CONV2D"):
         weights, (images, height, width, channels) = op.operands[1], op.result.shape
-        if weights.data is None or not op.operands[2].is_const or images * height * width > setting.most_positions:
+        if weights.data is None or not op.operands[2].is_const or images * height * width > setting.most_places:
             continue
         count = min(weights.data.size // setting.fewest_weights, setting.most_slices, channels // _FEWEST_CHANNELS)
         chain, _ = _find_chain(r, op)

@@ -119,7 +119,7 @@ def classify(b: Builder, places: int = 1, bias: int = 90) -> None:
     b.graph.outputs.append(b.emit("CLAMP", value, min_val=-100, max_val=90))
 
 
-SPLIT = SplitWeights(fewest_weights=2000, most_slices=4, most_positions=8)
+SPLIT = SplitWeights(fewest_weights=2000, most_slices=4, most_places=8)
 
 
 @pytest.mark.parametrize(("places", "bias", "setting", "count"), [
