@@ -228,7 +228,7 @@ class Expected:
                 continue
             if len(leaves) == self.leaves:
                 for number, (leaf, constant) in enumerate(zip(leaves, trees.leaves(self.example), strict=True)):
-                    _check_constant(f"input {number} of {name}", leaf, constant)
+                    trees.check_constant(f"input {number} of {name}", leaf, constant, EthorchError)
             count = self._count_samples(tensors)
             if count is None:
                 continue
@@ -335,7 +335,7 @@ class Expected:
         arguments, last = (inputs[:-1], inputs[-1]) if isinstance(inputs, (tuple, list)) and inputs else ((), inputs)
         if names and isinstance(last, Mapping) and all(key in last for key in names):
             for key, constant in constants.items():
-                _check_constant(f"{key} of {name}", last.get(key, constant), constant)
+                trees.check_constant(f"{key} of {name}", last.get(key, constant), constant, EthorchError)
             return (*arguments, *(last[key] for key in names))
         return inputs
 
@@ -346,11 +346,6 @@ class Expected:
             [next(remaining) if (isinstance(leaf, np.ndarray) if self.of_arrays else is_tensor(leaf)) else leaf for leaf in leaves]
         )
         return nested
-
-
-def _check_constant(subject: str, argument: Any, constant: Any) -> None:
-    if trees.differ(argument, constant):
-        raise EthorchError(f"{subject}: expected {constant!r} like the example input, got {argument!r}. {trees.TO_VARY}")
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:

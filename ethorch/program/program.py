@@ -212,7 +212,7 @@ class Program:
                 raise HostError("input names are unknown, because a .pte does not record them. Pass inputs by position.")
             names = user.input_names[len(inputs) :]
             for name, argument in user.keywords.constants.items():
-                self._check_constant(f"input {name}", keywords.get(name, argument), argument)
+                trees.check_constant(f"input {name}", keywords.get(name, argument), argument, HostError)
             keywords = {name: argument for name, argument in keywords.items() if name not in user.keywords.constants}
             examples = dict(zip(names, user.example_inputs[len(inputs) :], strict=False))
             keywords = {name: argument for name, argument in examples.items() if trees.is_constant(argument)} | keywords
@@ -229,7 +229,7 @@ class Program:
                 inputs = (*inputs, *compiled.example_inputs[len(inputs) :])
             leaves, expected = trees.leaves(inputs), trees.leaves(compiled.example_inputs)
             for number, (argument, constant) in enumerate(zip(leaves, expected, strict=False)):
-                self._check_constant(f"input {number}", argument, constant)
+                trees.check_constant(f"input {number}", argument, constant, HostError)
         if not any(isinstance(value, (Mapping, list, tuple)) for value in inputs) or (spec := self._structure(0)) is None:
             return inputs
         arguments, by_name = spec.unflatten([f"input {number}" for number in range(spec.num_leaves)])
@@ -240,11 +240,6 @@ class Program:
             raise HostError(f"expected inputs with the keys of the example inputs, {example}, got {actual}.")
         ordered: tuple[Any, ...] = trees.order_like(inputs, example)
         return ordered
-
-    @staticmethod
-    def _check_constant(subject: str, argument: Any, constant: Any) -> None:
-        if trees.differ(argument, constant):
-            raise HostError(f"{subject}: expected {constant!r}, as in the example inputs, got {argument!r}. {trees.TO_VARY}")
 
     def _nest(self, outputs: list[Any]) -> Any:
         spec = self._structure(1)

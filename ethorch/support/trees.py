@@ -44,9 +44,11 @@ def is_constant(nest: Any) -> bool:
     return all(isinstance(leaf, (bool, int, float, str, type(None))) for leaf in leaves(nest))
 
 
-def differ(argument: Any, constant: Any) -> bool:
-    """Return True if two numbers or strings of the same type differ."""
-    return type(argument) is type(constant) and isinstance(argument, (bool, int, float, str)) and argument != constant
+def check_constant(subject: str, argument: Any, constant: Any, error: type[Exception]) -> None:
+    """Raise ``error`` if a constant of numbers and strings has another value in a call."""
+    if argument is constant or not is_constant(constant) or (is_constant(argument) and argument == constant):
+        return
+    raise error(f"{subject}: expected {constant!r:.80} like the example input, got {argument!r:.80}. {TO_VARY}")
 
 
 def has_keys_of(nest: Any, example: Any) -> bool:

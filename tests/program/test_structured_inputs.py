@@ -166,6 +166,11 @@ def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:
     for example, other in (((x, "mul", 3.0), (x, "mul", 4.0)), (named, {**named, "mode": "add"})):
         with pytest.raises(EthorchError, match=r"calibration sample 1: expected .* like the example input, got"):
             ethorch.compile(model, example, "ethos-u55-128", calibration=[example, other], progress=False)
+    by_name = ethorch.compile(model, ((x,), {"mode": "mul", "factor": 3.0, "flag": True}), progress=False)
+    assert torch.equal(by_name(x, factor=3), by_name(x))
+    for other in ({"factor": 4}, {"factor": torch.tensor(3.0)}, {"flag": 0}, {"flag": None}, {"mode": 1}):
+        with pytest.raises(HostError, match=r"input (factor|flag|mode): expected .* like the example input, got"):
+            by_name(x, **other)
     varying = ethorch.compile(model, (x, "mul", torch.tensor(3.0)), calibration=[(x, "mul", torch.tensor(n)) for n in (3.0, 4.0)])
     assert close(varying(x, "mul", torch.tensor(4.0)), model(x, "mul", 4.0))
 
