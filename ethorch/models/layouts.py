@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ethorch.models.load import UserModel
+from ethorch.models.load import UserModel, Wrapper
 from ethorch.support.errors import EthorchError
 from ethorch.tosa.layout import nhwc_axis
 
@@ -28,7 +28,7 @@ def from_nhwc(value: Any) -> Any:
     return value.permute(0, value.dim() - 1, *range(1, value.dim() - 1)) if mapped else value
 
 
-class NhwcIo(nn.Module):
+class NhwcIo(Wrapper):
     """A wrapper of a model, with inputs and outputs of shape [N, H, W, C] or [N, D, H, W, C].
 
     Wrap the model before ``torch.export``. The wrapper's permutes do not move data on the NPU. Convert calibration samples with
@@ -38,11 +38,6 @@ class NhwcIo(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
-
-    @property
-    def unwrapped(self) -> nn.Module:
-        """The module with NCHW inputs and outputs."""
-        return self.module
 
     def forward(self, *inputs: Any) -> Any:
         return pytree.tree_map(to_nhwc, self.module(*pytree.tree_map(from_nhwc, inputs)))

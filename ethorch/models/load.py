@@ -84,36 +84,46 @@ class UserModel:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of ``forward``'s inputs, in order. Inputs in ``*args`` have none."""
-        module = getattr(self.module, "unwrapped", self.module)
-        if isinstance(module, KeywordInputs):
-            return (*_parameter_names(module.module)[: module.arguments], *module.names)
-        return _parameter_names(module)[: len(self.example_inputs)]
+        names = self.keywords.names
+        return (*_parameter_names(self._unwrapped())[: len(self.example_inputs) - len(names)], *names)
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of the model's submodules in ``module``: ``module.`` for each wrapper."""
-        prefix = "module." if hasattr(self.module, "unwrapped") else ""
-        return prefix + ("module." if isinstance(getattr(self.module, "unwrapped", self.module), KeywordInputs) else "")
+        return "module." * len(self._wrappers())
 
     def submodules(self) -> dict[str, nn.Module]:
         """Return the model's submodules, keyed by their names in the model without wrappers."""
-        return dict(self.module.get_submodule(self.prefix.rstrip(".")).named_modules())
+        return dict(self._unwrapped().named_modules())
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The defaults of parameters of ``forward`` that the example inputs omit."""
-        module = getattr(self.module, "unwrapped", self.module)
-        module = module.module if isinstance(module, KeywordInputs) else module
         known = {*self.input_names, *self.keywords.constants}
         return {
-            each.name: each.default for each in _parameters(module) if each.name not in known and each.default is not each.empty
+            each.name: each.default
+            for each in _parameters(self._unwrapped())
+            if each.name not in known and each.default is not each.empty
         }
 
     @property
     def keywords(self) -> Keywords:
         """See ``Keywords``."""
-        module = getattr(self.module, "unwrapped", self.module)
-        return Keywords(module.names, module.constants) if isinstance(module, KeywordInputs) else Keywords()
+        for wrapper in self._wrappers():
+            if isinstance(wrapper, KeywordInputs):
+                return Keywords(wrapper.names, wrapper.constants)
+        return Keywords()
+
+    def _wrappers(self) -> list[Wrapper]:
+        wrappers: list[Wrapper] = []
+        module = self.module
+        while isinstance(module, Wrapper):
+            wrappers.append(module)
+            module = module.module
+        return wrappers
+
+    def _unwrapped(self) -> nn.Module:
+        return self._wrappers()[-1].module if self._wrappers() else self.module
 
 
 def _without_zero_strides(x: Any) -> Any:
@@ -175,7 +185,13 @@ def _check_inputs(inputs: Any) -> None:
         raise EthorchError(f"expected tensors as example inputs, got the shape ({shape}). Use torch.randn({shape}).")
 
 
-class KeywordInputs(nn.Module):
+class Wrapper(nn.Module):
+    """A base class of wrappers that change a model's inputs or outputs."""
+
+    module: nn.Module
+
+
+class KeywordInputs(Wrapper):
     """A wrapper with only positional inputs: the model's positional arguments, then its keyword arguments."""
 
     def __init__(self, module: nn.Module, arguments: int, keywords: Mapping[str, Any]):

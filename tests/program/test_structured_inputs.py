@@ -226,6 +226,23 @@ def test_a_module_is_named_as_in_the_model_in_every_wrapper() -> None:
     assert not any("layouts.py" in source for source in sources), sources
 
 
+def test_a_model_may_have_attributes_with_the_names_in_wrappers() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unwrapped = nn.Linear(4, 4)
+            self.module = nn.Linear(4, 4)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.unwrapped(a) * self.module(b)
+
+    x = torch.rand(1, 4)
+    program = ethorch.compile(Named().eval(), (x, 2 * x), progress=False)
+    assert torch.equal(program(b=2 * x, a=x), program(x, 2 * x))
+    with pytest.raises(EthorchError, match=r"unknown module 'a b'\. Known: module, unwrapped\."):
+        ethorch.compile(Named().eval(), (x, x), modules={"a b": "int8"})
+
+
 def test_a_pickled_program_checks_constants(tmp_path: Path) -> None:
     model, x = WithConstants().eval(), torch.rand(1, 8)
     program = pickle.loads(pickle.dumps(ethorch.compile(model, (x, "mul", 3.0), "ethos-u55-128", progress=False)))
