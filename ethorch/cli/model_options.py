@@ -137,7 +137,13 @@ def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     from ethorch.program.program import record_of
 
     record = record_of(program)
-    exact = tuple(np.empty(info.shape, ml_dtypes.bfloat16 if info.dtype == "bfloat16" else info.dtype) for info in program.inputs)
+    values = [record.description.values[index] for index in record.description.inputs]
+    exact = tuple(
+        np.empty(value.shape, ml_dtypes.bfloat16 if value.dtype == "bfloat16" else value.dtype)
+        if value.kind == "tensor"
+        else value.scalar
+        for value in values
+    )
     floats = tuple(x if info.codes is None else x.astype(np.float32) for x, info in zip(exact, program.inputs, strict=True))
     try:
         return inputs_from(paths, exact, record.open_dims)

@@ -92,6 +92,12 @@ class Value:
     layout: int = 0  # ignored by the runtime
 
     @property
+    def scalar(self) -> float | None:
+        """The value of an int, bool or double, or None for other kinds."""
+        kind = {"int": int, "double": float, "bool": bool}.get(self.kind)
+        return None if kind is None else kind(self.number)
+
+    @property
     def planned(self) -> bool:
         return self.place is not None
 

@@ -20,7 +20,7 @@ def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
     for index in method.inputs:
         value = method.values[index]
         if value.kind != "tensor":
-            inputs.append(0)
+            inputs.append(value.scalar)
         elif value.dtype.startswith(("float", "bfloat", "complex")):
             dtype = ml_dtypes.bfloat16 if value.dtype == "bfloat16" else value.dtype
             inputs.append(generator.standard_normal(value.shape).astype(dtype))

@@ -154,8 +154,15 @@ class Record:
             return [self.model.example_inputs]
         import torch
 
-        dtypes = [torch.float32 if info.codes is not None else getattr(torch, info.dtype) for info in self.inputs]
-        return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
+        values = [self.description.values[index] for index in self.description.inputs]
+        return [
+            tuple(
+                torch.zeros(info.shape, dtype=torch.float32 if info.codes is not None else getattr(torch, info.dtype))
+                if value.kind == "tensor"
+                else value.scalar
+                for info, value in zip(self.inputs, values, strict=True)
+            )
+        ]
 
     def crop(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return the flattened outputs without the padding that results from padded inputs."""
@@ -225,7 +232,7 @@ class Record:
         for x, info in zip(flat, expected_inputs, strict=True):
             if trees.is_constant(x):
                 continue
-            if not hasattr(x, "shape") or not x.ndim or tuple(x.shape[1:]) != info.shape[1:] or not info.shape[0]:
+            if not hasattr(x, "shape") or not x.ndim or tuple(x.shape[1:]) != info.shape[1:] or not any(info.shape[:1]):
                 return 1
             counts.add(x.shape[0] // info.shape[0] if x.shape[0] % info.shape[0] == 0 else 1)
         return max(counts.pop(), 1) if len(counts) == 1 else 1

@@ -157,8 +157,8 @@ def check_input(index: int, value: Any, spec: Value) -> Any:
     """
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))
-        constant = None if spec.kind == "none" else spec.number
-        is_other = spec.kind in ("int", "double", "bool") and value != constant
+        constant = spec.scalar
+        is_other = constant is not None and value != constant
         if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)) or is_other:
             expected = f"the compiled constant {constant}" if constant is not None else "None"
             raise HostError(f"input {index}: expected {expected}, got {_shorten_repr(value)}. {trees.TO_VARY}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from ethorch import cli
 from ethorch.cli.model_options import inputs_from
 from ethorch.formats import pte, pte_writer
 from ethorch.models.samples import Keywords
@@ -153,6 +154,17 @@ def test_calls_may_repeat_defaults_that_the_example_inputs_omit() -> None:
                 program(x, **wrong)
         with pytest.raises(HostError, match=r"input factor: expected 2\.0"):
             program(x, "add", 3.0)
+
+
+def test_a_file_with_constants_runs_on_random_inputs_and_samples(tmp_path: Path) -> None:
+    x = torch.rand(1, 8)
+    path = ethorch.compile(WithConstants().eval(), (x, "mul", 3.0), progress=False).save(tmp_path / "m.pte")
+    assert ethorch.evaluate(path, [(x, 1)]).samples == 1
+    np.save(tmp_path / "x.npy", x.numpy())
+    for options in ([], ["--inputs", str(tmp_path / "x.npy")]):
+        assert cli.main(["run", str(path), *options]) == 0
+    with pytest.raises(HostError, match=r"input 1: expected None, got float32\[1\]"):
+        ethorch.load(path)(x, torch.ones(1), 3.0)
 
 
 def test_other_constants_are_refused_with_a_remedy(tmp_path: Path) -> None:

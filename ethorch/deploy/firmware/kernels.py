@@ -109,10 +109,8 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
 
 
 def _plain(value: Value, argument: Callable[[int], Any]) -> Any:
-    if value.kind == "bool":
-        return bool(value.number)
-    if value.kind in ("int", "double"):
-        return value.number
+    if value.scalar is not None:
+        return value.scalar
     if value.kind in ("tensor[]", "tensor?[]", "int[]"):
         return tuple(argument(item) for item in value.items)
     if value.kind in ("double[]", "bool[]"):
