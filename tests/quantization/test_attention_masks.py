@@ -177,6 +177,7 @@ FILLS: dict[str, Any] = {
     "positive": lambda x: x.masked_fill(x > 0.5, 2e4),
     "maximum": lambda x: torch.where(EMPTY, -1e4, x).amax(-1),
     "compared": lambda x: torch.where(torch.where(x > 0.5, x, -1e4) > -5e3, 1.0, -1.0),
+    "leaky": lambda x: torch.nn.functional.leaky_relu(x.masked_fill(x > 0.5, -2e4), 0.1),
     "product": lambda x: x + (x > 0.5).float() * -1e4,
     "constant": lambda x: x + torch.zeros(N, N).masked_fill(FUTURE, -1e4),
     "also read by a softmax": lambda x: torch.softmax(x.masked_fill(FUTURE, -1e4), -1) + x.masked_fill(FUTURE, -1e4),
@@ -202,11 +203,13 @@ def test_a_large_fill_that_other_operators_read_stays_a_number(fill: str, config
         lambda x: torch.softmax(torch.cat([x, torch.zeros(N, 1)], -1).view(1, N, N + 1) * 0.5, -1),
         lambda x: torch.softmax(x - x.amax(-1, keepdim=True), -1),
         torch.sigmoid,
+        torch.nn.functional.silu,
+        lambda x: torch.nn.functional.gelu(x * 2),
         lambda x: torch.relu(x.amax(-1)),
         lambda x: torch.nn.functional.one_hot(x.argmax(-1), N).float(),
         lambda x: torch.softmax(x.split(N // 2, 0)[1], -1),
     ],
-    ids=["join", "shift", "sigmoid", "relu", "argmax", "split"],
+    ids=["join", "shift", "sigmoid", "silu", "gelu", "relu", "argmax", "split"],
 )
 def test_a_large_fill_whose_number_does_not_matter_is_a_mask(read: Any) -> None:
     class Fill(nn.Module):

@@ -46,7 +46,7 @@ _UNIT = QParams((1 / 32767,), (0,), -32767, 32767, "INT16")
 
 # --- functions with a known output range ---------------------------------------------------------------------
 
-sigmoid = table_op(
+table_op(
     "aten.sigmoid.default",
     "aten.special_expit.default",
     quant=fixed_output(0.0, 1.0, 255 / 256),
@@ -60,7 +60,7 @@ table_op(
     lower=_lower_hardsigmoid,
     floats=lambda x: (x / 6 + 0.5).clamp(0, 1),
 )
-tanh = table_op("aten.tanh.default", quant=fixed_output(-1.0, 1.0, 127 / 128), doc="tanh(x)", bound16=2, floats="TANH")
+table_op("aten.tanh.default", quant=fixed_output(-1.0, 1.0, 127 / 128), doc="tanh(x)", bound16=2, floats="TANH")
 
 # --- activations ----------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from ethorch.lower.fx.node import arguments, is_float, op_name, tensor_of
 from ethorch.lower.ops.arithmetic import mul, sub
 from ethorch.lower.ops.attention import MASKED
 from ethorch.lower.ops.cast import to
-from ethorch.lower.ops.clamp import relu
 from ethorch.lower.ops.extremes import argmax
 from ethorch.lower.ops.gather import embedding, gather, index, index_select
 from ethorch.lower.ops.joining import expand
@@ -27,7 +26,7 @@ from ethorch.lower.ops.shape import identity, permute, view
 from ethorch.lower.ops.slicing import flip, roll, select, slice_
 from ethorch.lower.ops.softmax import log_softmax, logsumexp, softmax
 from ethorch.lower.ops.spec import find
-from ethorch.lower.ops.unary import exp, rsub, sigmoid, tanh
+from ethorch.lower.ops.unary import exp, rsub
 
 aten = torch.ops.aten
 
@@ -42,7 +41,7 @@ PICKERS = (index, index_select, gather, embedding)
 #: Operators that return about 0 for masked scores.
 SOFTMAX = (softmax, log_softmax, exp)
 #: Operators whose result for values <= ``HUGE`` does not depend on the exact value.
-_READERS = (*SOFTMAX, logsumexp, sigmoid, tanh, relu, argmax)
+_READERS = (*SOFTMAX, logsumexp, argmax)
 
 #: A bool node or constant.
 Truth = Node | torch.Tensor
@@ -263,7 +262,7 @@ def _only_softmax_reads(node: Node) -> bool:
     while waiting:
         for user in waiting.pop().users:
             spec = find(user.target) if user.op == "call_function" else None
-            if user in seen or spec in _READERS:
+            if user in seen or spec in _READERS or (spec is not None and spec.pointwise and _saturates(user)):
                 continue
             rule = None if spec is None else spec.rule(user)
             carries = spec is not None and rule is not None and (spec.pointwise or rule.output == "same" or rule.joins)
@@ -272,6 +271,14 @@ def _only_softmax_reads(node: Node) -> bool:
             seen.add(user)
             waiting.append(user)
     return True
+
+
+def _saturates(node: Node) -> bool:
+    # Returns True for a function of one tensor, such as sigmoid or gelu, that is nearly constant below -8.
+    if node.all_input_nodes != [node.args[0]]:
+        return False
+    *results, masked = node.target(torch.tensor([-8.0, 0.0, 8.0, HUGE]), *node.args[1:], **node.kwargs).tolist()  # type: ignore[operator]
+    return bool(abs(results[0] - masked) <= 1e-3 * (max(results) - min(results)))
 
 
 # The following functions fold constants.
