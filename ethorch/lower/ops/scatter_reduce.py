@@ -99,8 +99,8 @@ def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node,
     if reduce == "sum" and include_self:
         return _sum_at_index(s, x, dim, index, source)
     constant = attribute(s.model, index) if index.op == "get_attr" else None
-    is_computed = constant is None and (reduce == "mean" or not include_self)
-    if is_computed or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
+    needs_constant = reduce == "mean" or not include_self
+    if (constant is None and needs_constant) or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
         return None
     if not math.prod(shape_of(index)):
         return x
