@@ -144,9 +144,9 @@ def time_operators(
 
 
 def rate_contention(npu: Npu, regions: Regions) -> float:
-    """Return the share of its cycles by which a read of constants delays a transfer, from 0 to 1.
+    """Return how much a read of constants delays transfers, as a share (0 to 1) of the read's cycles.
 
-    On U85, latencies limit both to a part of a memory's bandwidth, so that they can run concurrently.
+    On U85, latencies limit reads and transfers to parts of a memory's bandwidth, so that they can run concurrently.
     """
     memory = regions[CONSTANTS]
     used = channel_rate(npu, memory, WEIGHT) + channel_rate(npu, memory, COPY)
@@ -231,7 +231,7 @@ class _Bus:
         return sum(transfer.size_bytes for transfer in operator.weights if transfer.position in {*first, *early})
 
     def read(self, cycles: int) -> int:
-        """Return the cycles until ``cycles`` of reads of constants end, including waits for the transfers that share their bus."""
+        """Return the duration of a read of constants that takes ``cycles`` if no transfer uses the same bus."""
         shared = self._contention * cycles
         if not shared:
             return cycles

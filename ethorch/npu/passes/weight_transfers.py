@@ -29,7 +29,7 @@ class Weights:
     transfer: int | None = None  # position; None if kernels read the constants
     address: int = 0  # target of the transfer
     is_slice: bool = False
-    scale_bytes: int = 0  # bytes of scales before the weights that are transferred on their own; 0 if both are transferred together
+    scale_bytes: int = 0  # size of scales that precede the weights and have a transfer of their own
 
     def relocate(self, op: Op, region: int, address: int) -> Op:
         values: dict[str, int] = {}
@@ -43,9 +43,9 @@ class Weights:
         return op.copy(**values)
 
     def divide(self, offset: int, size_bytes: int) -> list[tuple[int, int]]:
-        """Divide a part into scales and weights. Return the offset and the size of each.
+        """Divide a part into scales and weights, which have separate transfers. Return the offset and the size of each.
 
-        The cycle model charges scales of transfers of their own to the memory from which kernels read them.
+        The cycle model charges scales that are transferred alone to the memory from which kernels read them.
         """
         end, cut = offset + size_bytes, self.scale_bytes
         return [(offset, cut - offset), (cut, end - cut)] if offset < cut < end else [(offset, size_bytes)]
