@@ -52,12 +52,14 @@ class Characters:
         return "".join(sorted(set(text) - set(self.characters)))
 
     def encode(self, text: str) -> list[int]:
+        """Return the id of each character."""
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
 
     def part(self, text: str) -> list[int]:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the characters with the given ids."""
         return "".join(self.characters[number] for number in ids)
 
     def __len__(self) -> int:

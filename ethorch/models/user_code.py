@@ -178,6 +178,7 @@ def _find_innermost_line(trace: TracebackType | None) -> tuple[str, int] | None:
 
 
 def is_raised_in(error: BaseException, folder: Path) -> bool:
+    """Return True if the error was raised in a file in ``folder``."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -36,6 +36,7 @@ FORWARD = "forward"
 
 
 def single_method(user: UserModel) -> UserMethods:
+    """Return a ``UserMethods`` that contains the model as its only method."""
     return UserMethods({FORWARD: user})
 
 
@@ -105,6 +106,7 @@ def build_program(
 def record_of(
     data: bytes, builds: Mapping[str, Build], methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
 ) -> Record:
+    """Return the record of a program's first method."""
     first: Record | None = None
     for name, build in builds.items():
         record = Record(

@@ -68,6 +68,7 @@ class StreamPass:
 
 
 def sum_passes(effects: Iterable[PassEffect]) -> tuple[StreamPass, ...]:
+    """Return the effects of each stream pass, summed over the delegates."""
     by_name: dict[str, list[PassEffect]] = {}
     for effect in effects:
         by_name.setdefault(effect.name, []).append(effect)

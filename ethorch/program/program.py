@@ -502,6 +502,7 @@ class Program:
 
 
 def record_of(program: Program) -> Record:
+    """Return the internal record of a program."""
     return program._record
 
 

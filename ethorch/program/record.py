@@ -186,6 +186,7 @@ class Record:
 
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
+        """The payload of each NPU delegate."""
         return tuple(delegate.payload for delegate in self.description.delegates if delegate.id == BACKEND_ID)
 
     @property
@@ -305,6 +306,7 @@ class Record:
 
     @property
     def board(self) -> Board | None:
+        """The board for which the program was compiled, or None."""
         return None if self.settings is None else self.settings.described
 
     @cached_property

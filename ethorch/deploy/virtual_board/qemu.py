@@ -30,6 +30,8 @@ _SP, _PC, _XPSR = 13, 15, 25
 
 
 class QemuEngine(Engine):
+    """An engine that emulates a board with QEMU."""
+
     name = "qemu"
 
     def __init__(self, board: Board, firmware: Firmware, settings: Settings) -> None:

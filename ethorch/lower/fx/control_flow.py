@@ -36,6 +36,7 @@ class Subgraph:
         return str(self.attribute.target)
 
     def of(self, model: GraphModule) -> GraphModule:
+        """Return the subgraph's module in ``model``."""
         graph = model.get_submodule(self.name)
         assert isinstance(graph, GraphModule)
         return graph

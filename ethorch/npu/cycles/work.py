@@ -105,6 +105,7 @@ class Work:
         return replace(self, ofm=ofm, out=out, window=window, ifms=(first, *self.ifms[1:]))
 
     def change_block(self, block: Size) -> Work:
+        """Return a copy with OFM blocks of size ``block``."""
         ifm_block = _ifm_block(
             self.npu, self.kind, self.ifms[0], block, self.window, self.microblock, self.part_kernel, self.sparse
         )

@@ -105,6 +105,7 @@ def derive_waits(ops: Sequence[Op]) -> list[list[Wait]]:
 
 
 def must_finish(first: Op, second: Op) -> bool:
+    """Return True if the first operation must finish before the second one starts."""
     if first.is_dma or second.is_dma:
         return has_conflict(first, second) or _share_banks(first, second)
     return _overlap(first.writes, [run for run in second.reads if run.register.startswith(_STREAMS)])

@@ -105,6 +105,7 @@ class CoarseLabels:
             labels.fill(0)
 
     def views(self, region: int, blocks: Sequence[Block]) -> list[Labels]:
+        """Return views of the labels of the bytes in ``blocks``."""
         base = min(block.base for block in blocks)
         number = bisect_right(self._starts, (region, base)) - 1
         if number < 0 or self._spaces[number][0] != region or self._spaces[number][2] <= base:

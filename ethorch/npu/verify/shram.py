@@ -27,6 +27,8 @@ UPSCALE_NEAREST = 1
 
 
 class Shram(NamedTuple):
+    """The SHRAM of one NPU."""
+
     banks: int  # of 1 KiB
     microblock: tuple[int, int, int]  # height, width, depth
     ifm_granule: dict[int, int]  # banks to which IFM buffers are rounded, by element bytes
