@@ -144,7 +144,10 @@ def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
         else value.scalar
         for value in values
     )
-    floats = tuple(x if info.codes is None else x.astype(np.float32) for x, info in zip(exact, program.inputs, strict=True))
+    floats = tuple(
+        x.astype(np.float32) if isinstance(x, np.ndarray) and info.codes is not None else x
+        for x, info in zip(exact, program.inputs, strict=True)
+    )
     try:
         return inputs_from(paths, exact, record.open_dims)
     except EthorchError:
