@@ -151,7 +151,7 @@ def test_moved_data_shares_qparams(name: str) -> None:
 
 
 @pytest.mark.parametrize("config", [INT8, INT16], ids=["int8", "int16"])
-@pytest.mark.parametrize("number", [-1.0, 3.0, 100.0])
+@pytest.mark.parametrize("number", [-1.0, 3.0, 100.0, -6000.0, 6000.0])
 def test_a_padding_value_beyond_the_range_is_kept(number: float, config: QuantizationConfig) -> None:
     model = Model(lambda m, x: F.pad(m.conv(x).relu(), (1, 1), value=number)).eval()
     calibration = samples(MAP)
@@ -175,8 +175,9 @@ def test_a_padding_value_that_only_a_maximum_reads_takes_no_part_of_the_range(na
     assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
 
 
-def test_a_padding_value_above_the_range_is_kept_by_a_maximum() -> None:
-    model = Model(lambda m, x: F.max_pool2d(F.pad(m.conv(x), (1, 1, 1, 1), value=5.0), 2)).eval()
+@pytest.mark.parametrize(("number", "amount"), [(5.0, 1), (-1.0, 2)], ids=["largest", "only padding"])
+def test_a_padding_value_that_a_maximum_returns_is_kept(number: float, amount: int) -> None:
+    model = Model(lambda m, x: F.max_pool2d(F.pad(m.conv(x).relu(), (amount,) * 4, value=number), 2)).eval()
     calibration = samples(MAP)
     assert sqnr_db(model(*calibration[0]), quantized(model, calibration, quantizer()).module(*calibration[0])) > 30
 

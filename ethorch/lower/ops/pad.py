@@ -12,6 +12,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import arguments, op_name
+from ethorch.lower.ops.attention import MASKED
 from ethorch.lower.ops.pool2d import max_pool2d
 from ethorch.lower.ops.quant_rules import JOINED, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
@@ -19,9 +20,6 @@ from ethorch.lower.ops.spec import composite, find, op
 from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
-
-_LEAST_MASK = 5000  #: magnitude from which a padding value is a mask, which the range need not contain
-
 
 def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
     """Return source indices along a padded dim. Negative padding crops."""
@@ -83,13 +81,26 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
 def _pad_rule(node: Any) -> QuantRule:
     args, kwargs = constant_pad.canonical(op_name(node.target), *arguments(node))
     (number,) = (*args[2:], kwargs.get("value", 0.0))[:1]
-    is_lowest = number < 0 and _only_maxima_read(node)  # a maximum does not select it
-    return JOINED if 0 < abs(number) < _LEAST_MASK and not is_lowest else SAME_AS_INPUT
+    if number == 0 or abs(number) >= -MASKED or (number < 0 and _only_maxima_read(node, args[1])):
+        return SAME_AS_INPUT
+    return JOINED
 
 
-def _only_maxima_read(node: Any) -> bool:
-    readers = [(user, find(user.target)) for user in node.users]
-    return all(spec is max_pool2d or (spec is not None and spec.moves and _only_maxima_read(user)) for user, spec in readers)
+def _only_maxima_read(node: Any, pad: Sequence[int]) -> bool:
+    # Each maximum must be that of at least one element of the input.
+    waiting = [(node, torch.nn.functional.pad(torch.ones(shape_of(node.args[0])), pad))]
+    while waiting:
+        source, is_input = waiting.pop()
+        for user in source.users:
+            spec = find(user.target)
+            if spec is max_pool2d:
+                if not aten.max_pool2d.default(is_input, *user.args[1:], **user.kwargs).all():
+                    return False
+            elif spec is not None and spec.moves and user.all_input_nodes == [source]:
+                waiting.append((user, user.target(is_input, *user.args[1:], **user.kwargs)))
+            else:
+                return False
+    return True
 
 
 @op(

@@ -12,7 +12,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.lower.builder.truth import finite, float_operand, native, select_elements
 from ethorch.lower.ops.arithmetic import emit_sum
-from ethorch.lower.ops.attention import EXCLUDED
+from ethorch.lower.ops.attention import EXCLUDED, MASKED
 from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
@@ -76,7 +76,7 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 def _fill_rule(node: Any) -> QuantRule:
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
-    return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) >= 1e9 and value != EXCLUDED else EACH_INPUT
+    return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) >= -MASKED and value != EXCLUDED else EACH_INPUT
 
 
 @op(

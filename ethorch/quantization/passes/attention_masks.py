@@ -18,6 +18,7 @@ from ethorch.lower.ops.attention import EXCLUDED, MASKED
 from ethorch.lower.ops.clamp import clamp, maximum, minimum
 from ethorch.lower.ops.division import div
 from ethorch.lower.ops.joining import cat
+from ethorch.lower.ops.pad import constant_pad
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.passes import mask_tensors
@@ -62,6 +63,13 @@ def _fill(s: AtenBuilder, node: Node, x: Any, mask: Any, value: Any) -> Node | N
     if (mask_node := mask_tensors.select_mask(s, node, mask, value, x)) is not None:
         return mask_node
     return None if huge(s, value) is None or value in (MASKED, EXCLUDED) else mask_scores(s, x, truth_of(s, mask))
+
+
+def _pad(s: AtenBuilder, node: Node, x: Node, pad: Any, value: float = 0.0, mode: str = "constant") -> Node | None:
+    if value > mask_tensors.HUGE or not mask_tensors.only_softmax_reads(node):
+        return None
+    hidden = aten.constant_pad_nd.default(torch.zeros(shape_of(x), dtype=torch.bool), pad, True)
+    return mask_scores(s, s(aten.constant_pad_nd.default, x, pad, 0.0), hidden)
 
 
 def _where(s: AtenBuilder, node: Node, mask: Any, x: Any, y: Any) -> Node | None:
@@ -180,5 +188,5 @@ def _as_large(arg: Any, node: Node) -> bool:
 
 _FORMS: dict[Any, Callable[..., Any]] = {
     masked_fill: _fill, where: _where, add: _add, sub: _subtract, mul: _product, div: _quotient, maximum: _maximum,
-    minimum: _minimum, clamp: _clamp, cat: _concatenate,
+    minimum: _minimum, clamp: _clamp, cat: _concatenate, constant_pad: _pad,
 }  # fmt: skip

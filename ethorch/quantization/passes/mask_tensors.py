@@ -30,9 +30,8 @@ from ethorch.lower.ops.unary import exp, rsub
 
 aten = torch.ops.aten
 
-HUGE = -1e4  #: largest masking number of values that only a softmax reads
+HUGE = -1e4  #: largest masking number of values that only a softmax reads. In all others, only numbers <= ``MASKED`` mask.
 SUNK = HUGE / 2  #: upper limit of masked values after the addition of scores
-_BEYOND = -1e9  #: masking number of all other values, because a range that contains it has no integer values for the rest
 _APART = 100.0  #: minimum ratio of the magnitudes of masking numbers to all other numbers
 #: Operators that only move elements.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
@@ -69,7 +68,7 @@ def is_mask_fill(node: Node) -> bool:
     if find(node.target) is not masked_fill:
         return False
     value = node.args[2]
-    return isinstance(value, (int, float)) and value <= _BEYOND
+    return isinstance(value, (int, float)) and value <= MASKED
 
 
 def is_unified(arg: Any) -> bool:
@@ -100,7 +99,7 @@ def huge(s: AtenBuilder, arg: Any) -> float | None:
 
 
 def _masks(s: AtenBuilder, value: float) -> bool:
-    return value <= HUGE and (value <= _BEYOND or _only_softmax_reads(s.node))
+    return value <= HUGE and (value <= MASKED or only_softmax_reads(s.node))
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
@@ -152,9 +151,9 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
         if value is not None and _masks(s, value) and isinstance(factor, Node):
-            softens = _only_softmax_reads(node)
+            softens = only_softmax_reads(node)
             hidden = _is_one(s, factor, softens=softens)
-            if hidden is None and softens and value <= _BEYOND:
+            if hidden is None and softens and value <= MASKED:
                 hidden = s(aten.gt.Scalar, factor, 0.5)
             if hidden is not None:
                 return emit_mask(s, node, Mask(hidden, torch.zeros(())))
@@ -169,7 +168,7 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
         if value is not None and _masks(s, -value) and isinstance(factor, Node):
-            return _is_one(s, factor, softens=_only_softmax_reads(arg))
+            return _is_one(s, factor, softens=only_softmax_reads(arg))
     return None
 
 
@@ -256,8 +255,8 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
     return operand if s.number(minuend) == 1 and alpha == 1 and isinstance(operand, Node) else None
 
 
-def _only_softmax_reads(node: Node) -> bool:
-    # Operators that move or scale values are not readers. Their results are followed.
+def only_softmax_reads(node: Node) -> bool:
+    """Return True if only operators like softmax read ``node``, directly or after operators that move or scale values."""
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
