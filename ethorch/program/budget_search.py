@@ -18,7 +18,6 @@ from ethorch.support.progress import stage
 from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import FAST, FREE
 from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
-from ethorch.tuning.precision_search import mixed_precision
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +199,8 @@ class _Search:
         if settings.scheme != "int8" or before.config is not None:
             return before
         with stage("raise modules to 16 bits") as step, mute_sample_warnings():
+            from ethorch.tuning.precision_search import mixed_precision  # saves 0.02 s without an accuracy budget
+
             search = mixed_precision(
                 user.module,
                 quantizer_for(settings, user.module),

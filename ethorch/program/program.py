@@ -21,7 +21,6 @@ from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import Budgets, budgets
 from ethorch.program.measure.example_comparison import example_comparison, find_comparison
 from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles_of
-from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
 from ethorch.program.restoring import restore
@@ -38,8 +37,8 @@ from ethorch.vela import artifacts
 if TYPE_CHECKING:
     from torch import nn
 
-    # importing torchao and ExecuTorch takes 2 seconds
-    from ethorch.program.suggestions import Suggestions
+    from ethorch.program.measure.profile import Profile  # takes 10 ms
+    from ethorch.program.suggestions import Suggestions  # importing torchao and ExecuTorch takes 2 seconds
 
 _BUNDLED_SAMPLES = 8
 
@@ -439,6 +438,8 @@ class Program:
                 raise SpecError(
                     f"profile: expected files without {names}, got both. Omit files to run the program, or omit {names}."
                 )
+            from ethorch.program.measure.profile import import_profile  # saves 10 ms of every compilation
+
             return import_profile(self._record, *files)
         if runs < 1:
             raise SpecError(f"profile: expected runs to be a positive number, got {runs}.")

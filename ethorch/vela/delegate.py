@@ -29,7 +29,6 @@ from ethorch.vela.diagnose import explain_refusal
 from ethorch.vela.lowered import Lowered
 from ethorch.vela.optimize import optimize_model
 from ethorch.vela.planes import with_planes
-from ethorch.vela.repair import repair_delegate
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +103,8 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 def _repair(lowered: Lowered, spec: EthosUCompileSpec) -> Lowered:
     """Correct a delegate with wrong results. To save time, omit stream passes while searching for repairs."""
+    from ethorch.vela.repair import repair_delegate  # saves 0.05 s without verification
+
     plain = copy.copy(spec)
     plain.stream_passes = frozenset()
     result = repair_delegate(lowered, lambda changed: _compile(changed, plain))

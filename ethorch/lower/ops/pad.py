@@ -21,6 +21,7 @@ from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
 
+
 def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
     """Return source indices along a padded dim. Negative padding crops."""
     places = range(-before, extent + after)
