@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._guards import detect_fake_mode
@@ -102,10 +102,14 @@ class AtenBuilder:
         return self.parameter(weight, lambda data: data.flatten())
 
     def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
-        """Insert a parameter or buffer computed from ``original``."""
+        """Insert a parameter or buffer computed from ``original``, or the operators of ``change`` if it is neither."""
+        if tensor_of(self.model, original) is None:
+            return cast(Node, self.inline(change, original))
         return self._derive(attribute(self.model, original), change)
 
     def combine(self, first: Node, second_node: Node, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Node:
+        if any(tensor_of(self.model, node) is None for node in (first, second_node)):
+            return cast(Node, self.inline(change, first, second_node))
         second = attribute(self.model, second_node).detach()
         return self._derive(attribute(self.model, first), lambda data: change(data, second))
 

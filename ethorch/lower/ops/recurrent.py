@@ -22,32 +22,36 @@ aten = torch.ops.aten
 Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 
-def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
-    width = shape_of(x)[-1] // count
-    return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
+def _gates(s: AtenBuilder, x: Node, *counts: int) -> list[Node]:
+    width, parts, start = shape_of(x)[-1] // sum(counts), [], 0
+    for count in counts:
+        parts.append(s(aten.slice.Tensor, x, -1, start, start + count * width))
+        start += count * width
+    return parts
 
 
 def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    (gates,) = parts
+    ifo, g = parts
     if state is not None:
-        gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
-    i, f, g, o = _gates(s, gates, 4)
-    cell = s(aten.mul.Tensor, s(aten.sigmoid.default, i), s(aten.tanh.default, g))
+        h_ifo, h_g = _gates(s, s(aten.linear.default, state[0], weights["hh"], None), 3, 1)
+        ifo, g = s(aten.add.Tensor, ifo, h_ifo), s(aten.add.Tensor, g, h_g)
+    i, f, o = _gates(s, s(aten.sigmoid.default, ifo), 1, 1, 1)
+    cell = s(aten.mul.Tensor, i, s(aten.tanh.default, g))
     if state is not None:
-        cell = s(aten.add.Tensor, s(aten.mul.Tensor, s(aten.sigmoid.default, f), state[1]), cell)
-    h = s(aten.mul.Tensor, s(aten.sigmoid.default, o), s(aten.tanh.default, cell))
+        cell = s(aten.add.Tensor, s(aten.mul.Tensor, f, state[1]), cell)
+    h = s(aten.mul.Tensor, o, s(aten.tanh.default, cell))
     return [s(aten.linear.default, h, weights["hr"], None) if "hr" in weights else h, cell]
 
 
 def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    r, z, n = parts
+    rz, n = parts
     hn: Node | None
     if state is not None:
-        hr, hz, hn = _gates(s, s(aten.linear.default, state[0], weights["hh"], weights.get("b_n")), 3)
-        r, z = s(aten.add.Tensor, r, hr), s(aten.add.Tensor, z, hz)
+        h_rz, hn = _gates(s, s(aten.linear.default, state[0], weights["hh"], weights.get("b_n")), 2, 1)
+        rz = s(aten.add.Tensor, rz, h_rz)
     else:
-        hn = _gates(s, weights["b_n"], 3)[2] if "b_n" in weights else None
-    r, z = s(aten.sigmoid.default, r), s(aten.sigmoid.default, z)
+        hn = _gates(s, weights["b_n"], 2, 1)[1] if "b_n" in weights else None
+    r, z = _gates(s, s(aten.sigmoid.default, rz), 1, 1)
     if hn is not None:
         n = s(aten.add.Tensor, n, s(aten.mul.Tensor, r, hn))
     n = s(aten.tanh.default, n)
@@ -67,27 +71,29 @@ def _simple_cell(function: Any) -> Cell:
     return cell
 
 
-def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
-    weights = {"hh": parameters[1]}
+def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], cell: Cell) -> tuple[list[Node], dict[str, Node]]:
+    w_ih, w_hh, *biases = parameters
+    groups, width = _GROUPS.get(cell, ((0,),)), shape_of(w_hh)[0]
+    count = sum(map(len, groups))
+
+    def rows(parameter: Node, gates: Sequence[int]) -> Node:
+        return parameter if count == 1 else s.parameter(parameter, lambda data: torch.cat([data.chunk(count)[k] for k in gates]))
+
+    weights, bias = {"hh": rows(w_hh, [gate for group in groups for gate in group])}, None
     if len(parameters) % 2:  # projection of the LSTM's output
-        weights["hr"] = parameters[-1]
-    bias = None
-    if len(parameters) > 3:
-        width = shape_of(parameters[1])[1]
-        if gru:  # only the bias of h_n is multiplied by the reset gate
-            bias = s.combine(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
-            weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
-        else:
-            bias = s.combine(parameters[2], parameters[3], torch.add)
-    if not gru:  # a common range for a GRU's gates would cost 1 dB of SQNR
-        return [s(aten.linear.default, x, parameters[0], bias)], weights
-    height = shape_of(parameters[0])[0] // 3
+        weights["hr"] = biases.pop()
+    if biases and cell is _gru_cell:  # only the bias of h_n is multiplied by the reset gate
+        start = width // 3 * 2
+        bias = s.combine(biases[0], biases[1], lambda a, b: a + torch.cat([b[:start], 0 * b[start:]]))
+        weights["b_n"] = s.parameter(biases[1], lambda b: torch.cat([0 * b[:start], b[start:]]))
+    elif biases:
+        bias = s.combine(biases[0], biases[1], torch.add)
+    # A common range for all gates would cost 1 dB of SQNR.
+    return [s(aten.linear.default, x, rows(w_ih, group), bias and rows(bias, group)) for group in groups], weights
 
-    def third(parameter: Node, k: int) -> Node:
-        return s.parameter(parameter, lambda data: data[k * height : (k + 1) * height])
 
-    gate_parameters = [(third(parameters[0], k), None if bias is None else third(bias, k)) for k in range(3)]
-    return [s(aten.linear.default, x, weight, part) for weight, part in gate_parameters], weights
+#: Gates of each cell. Those of a group have the same activation, so that the NPU computes them together.
+_GROUPS: dict[Cell, tuple[tuple[int, ...], ...]] = {_lstm_cell: ((0, 1, 3), (2,)), _gru_cell: ((0, 1), (2,))}
 
 
 def _direction(
@@ -99,9 +105,8 @@ def _direction(
     start: list[Node] | None,
     parameters: Sequence[Node],
     reverse: bool,
-    gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    projected, weights = _project_inputs(s, x, parameters, gru)
+    projected, weights = _project_inputs(s, x, parameters, cell)
     outputs: list[Node] = []
     state = start
     for step in reversed(range(steps)) if reverse else range(steps):
@@ -120,7 +125,6 @@ def _layers(
     layers: int,
     bidirectional: bool,
     batch_first: bool,
-    gru: bool = False,
 ) -> list[Node]:
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
     steps, directions = shape_of(x)[time], 2 if bidirectional else 1
@@ -134,7 +138,7 @@ def _layers(
             index = layer * directions + direction
             first = None if zero else [s(aten.select.int, state, 0, index) for state in start]
             layer_parameters = parameters[index * per : (index + 1) * per]
-            outputs, state = _direction(s, cell, x, steps, time, first, layer_parameters, bool(direction), gru)
+            outputs, state = _direction(s, cell, x, steps, time, first, layer_parameters, bool(direction))
             sides.append(outputs)
             for states, final in zip(last, state, strict=True):
                 states.append(final)
@@ -191,7 +195,7 @@ def gru(
     batch_first: bool,
 ) -> Any:
     """Return (output, h) of torch.nn.GRU."""
-    return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
+    return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first)
 
 
 _RNN = [Sample(I8(2, 4, 5), W(1, 2, 6), [W(6, 5), W(6, 6), W(6), W(6)], True, 1, 0.0, False, False, True)]
@@ -231,13 +235,11 @@ def rnn_relu(
     return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
-def _step(
-    s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
-) -> list[Node] | None:
+def _step(s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None]) -> list[Node] | None:
     present = [parameter for parameter in parameters if parameter is not None]
     if len(present) == 3:
         return None
-    gates, weights = _project_inputs(s, x, present, gru)
+    gates, weights = _project_inputs(s, x, present, cell)
     return cell(s, gates, None if all(s.is_zero(part) for part in state) else state, weights)
 
 
@@ -266,7 +268,7 @@ def lstm_cell(
 )
 def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
     """Return h of torch.nn.GRUCell."""
-    states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
+    states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh])
     return states and states[0]
 
 

@@ -45,6 +45,20 @@ class First(nn.Module):
         return self.inner(*inputs, **self.options)[0]
 
 
+class ComputedWeights(nn.Module):
+    """A recurrent layer whose weights depend on the input."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.inner, self.function = kind(8, 6), torch.rnn_tanh if kind is nn.RNN else getattr(torch, kind.__name__.lower())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [weight * (1 + x.mean()) for weight in self.inner._flat_weights]
+        zero = x.new_zeros(1, x.shape[1], 6)
+        state = (zero, zero) if isinstance(self.inner, nn.LSTM) else zero
+        return self.function(x, state, weights, True, 1, 0.0, False, False, False)[0]
+
+
 class LearnedPositions(nn.Module):
     """Token vectors plus a table of positions read by arange, under a causal mask."""
 
@@ -122,6 +136,13 @@ def test_composite(name: str, target: str) -> None:
     assert sqnr_db(expected.permute(order), real) > wanted_sqnr
 
 
+@pytest.mark.parametrize(("layer", "tables"), [(nn.LSTM(8, 6), 15), (nn.GRU(8, 6), 11), (nn.RNN(8, 6), 5)], ids=str)
+def test_gates_with_equal_activations_are_computed_together(layer: nn.Module, tables: int) -> None:
+    calibration = [inputs_for([(5, 1, 8)], seed) for seed in range(2)]
+    q = ladder.quantized(First(layer), calibration, get_symmetric_quantization_config())
+    assert sum(op.name == "TABLE" for op in ladder.lowered(q.converted, "ethos-u55-128").ops) == tables
+
+
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(3, 7)])
 @pytest.mark.parametrize("function", [lambda x: F.rms_norm(x, [6]), lambda x: F.layer_norm(x, [6]), lambda x: x.log_softmax(-1)])
 def test_slices_before_unfused_rescales(function: Callable[[Tensor], Tensor], rows: slice) -> None:
@@ -194,6 +215,12 @@ def test_of_what_is_not_contiguous(function: Callable[[Tensor], Tensor]) -> None
     """A slice, a transpose: PyTorch has no view of some of them."""
     x = torch.randn(2, 6, 8, 8, generator=torch.Generator().manual_seed(1))
     module = Call(function)
+    torch.testing.assert_close(decomposed(module, x)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_with_computed_weights(kind: type[nn.RNNBase]) -> None:
+    x, module = torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(1)), ComputedWeights(kind)
     torch.testing.assert_close(decomposed(module, x)(x), module(x), rtol=1e-4, atol=1e-5)
 
 
