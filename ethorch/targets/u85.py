@@ -26,7 +26,7 @@ TUNING = Tuning(
     turns_stored_transposes=True,
     fold_strides=FoldSquares(channels=16, least_places_int8=2048, least_places_int16=20_000),
     read_planes=ReadPlanes(most=4, fold=FoldColumns(channels=16, taps=1, least_products=0)),
-    split_weights=SplitWeights(fewest_weights=16_000, most_slices=8, most_places=16),
+    split_weights=SplitWeights(fewest_weights=32_000, most_slices=8, most_places=16),
     largest_selection=1024,
     repeats_channels=True,
     shuffles_by_nhwc=True,
