@@ -1,6 +1,6 @@
 """The Vela compiler, which converts TOSA flatbuffers to command streams, constants, tensor offsets and performance estimates."""
 
-from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, ScheduledOp
+from ethorch.vela.compiled_model import CompiledModel, Performance, ScheduledOp
 from ethorch.vela.compiler import compile, options_text, system_text
 
-__all__ = ["Access", "CompiledModel", "Memory", "Performance", "ScheduledOp", "compile", "options_text", "system_text"]
+__all__ = ["CompiledModel", "Performance", "ScheduledOp", "compile", "options_text", "system_text"]

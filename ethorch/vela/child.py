@@ -14,7 +14,7 @@ from typing import Any
 from ethorch.formats.payload import IoTensor
 from ethorch.support.errors import VelaError
 from ethorch.targets.compile_spec import EthosUCompileSpec
-from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, Tables
+from ethorch.vela.compiled_model import CompiledModel, Performance, Tables
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
@@ -59,10 +59,6 @@ def to_files(folder: Path, model: CompiledModel) -> None:
 
 
 def from_files(folder: Path, result: dict[str, Any]) -> CompiledModel:
-    memories = {
-        name: Memory(m["peak_bytes"], m["access_cycles"], {kind: Access(**a) for kind, a in m["accesses"].items()})
-        for name, m in result["performance"].pop("memories").items()
-    }
     tables: Tables = {name: (header, rows) for name, (header, rows) in result["tables"].items()}
 
     def io(tensors: list[dict[str, Any]]) -> tuple[IoTensor, ...]:
@@ -75,6 +71,6 @@ def from_files(folder: Path, result: dict[str, Any]) -> CompiledModel:
         scratch_fast_bytes=result["scratch_fast_bytes"],
         inputs=io(result["inputs"]),
         outputs=io(result["outputs"]),
-        performance=Performance(memories=memories, **result["performance"]),
+        performance=Performance(**result["performance"]),
         load_tables=lambda: tables,
     )

@@ -17,24 +17,6 @@ _CONTROL_FLOW = {"If", "While"}  # Vela's names for COND_IF and WHILE_LOOP
 
 
 @dataclass(frozen=True)
-class Access:
-    """The traffic of one kind of data (FeatureMap, Weights, Scales or Lut) to and from one memory."""
-
-    read_bytes: int
-    written_bytes: int
-    cycles: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The estimated usage of a memory: peak bytes, access cycles, and the traffic of each kind of data."""
-
-    peak_bytes: int
-    access_cycles: int
-    accesses: Mapping[str, Access]
-
-
-@dataclass(frozen=True)
 class Performance:
     """Vela's performance estimate, in cycles of the NPU core clock.
 
@@ -45,7 +27,7 @@ class Performance:
         original_weight_bytes, encoded_weight_bytes: Weight size before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
-        memories: Memory usage, keyed by name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
+        peak_bytes: Peak usage of each memory, keyed by name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
     """
 
     npu_cycles: int
@@ -58,28 +40,25 @@ class Performance:
     encoded_weight_bytes: int
     read_only_bytes: int
     staging_area: str
-    memories: Mapping[str, Memory]
+    peak_bytes: Mapping[str, int]
     core_clock_hz: float
 
     @property
     def sram_bytes(self) -> int:
         """The peak SRAM usage. In Sram_Only mode, it includes the constants."""
-        return self._peak("Sram")
+        return self.peak_bytes.get("Sram", 0)
 
     @property
     def dram_bytes(self) -> int:
-        return self._peak("Dram")
+        return self.peak_bytes.get("Dram", 0)
 
     @property
     def flash_bytes(self) -> int:
-        return self._peak("OffChipFlash") + self._peak("OnChipFlash")
+        return self.peak_bytes.get("OffChipFlash", 0) + self.peak_bytes.get("OnChipFlash", 0)
 
     @property
     def inference_seconds(self) -> float:
         return self.total_cycles / self.core_clock_hz
-
-    def _peak(self, name: str) -> int:
-        return self.memories[name].peak_bytes if name in self.memories else 0
 
 
 @dataclass(frozen=True)

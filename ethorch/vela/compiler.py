@@ -11,7 +11,7 @@ from ethorch.support.errors import VelaError
 from ethorch.support.redirect import COUT_LOCK, without_lines
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.child import compile_apart
-from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance
+from ethorch.vela.compiled_model import CompiledModel, Performance
 from ethorch.vela.declared import Declared, Shape
 
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
@@ -171,17 +171,7 @@ def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
         encoded_weight_bytes=report.encodedWeights,
         read_only_bytes=report.readOnlyPeakUsage,
         staging_area=report.stagingMemoryArea,
-        memories={
-            name: Memory(
-                memory.peakUsage,
-                memory.totalAccessCycles,
-                {
-                    kind: Access(access.bytesRead, access.bytesWritten, access.accessCycles)
-                    for kind, access in memory.accesses.items()
-                },
-            )
-            for name, memory in report.memories.items()
-        },
+        peak_bytes={name: memory.peakUsage for name, memory in report.memories.items()},
         core_clock_hz=spec.memory_system.core_clock_hz,
     )
     if report.cpuOps:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from ethorch.formats.payload import IoTensor
 from ethorch.npu import stream
-from ethorch.npu.cycles import Estimate
+from ethorch.npu.cycles import Estimate, list_traffic
+from ethorch.npu.cycles.traffic import MAPS, SCALES, WEIGHTS, WRITE, Traffic
 from ethorch.npu.ir.image import Image, Place
 from ethorch.npu.ir.kernel_copies import find_kernel_copy
 from ethorch.npu.passes.context import Context
@@ -27,6 +28,11 @@ from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with
 logger = logging.getLogger(__name__)
 
 _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
+_CONTENTS = {
+    MAPS: "FeatureMap",
+    WEIGHTS: "Weights",
+    SCALES: "Weights",
+}  # in columns of Vela's database, which counts transferred scales as weights
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
@@ -95,9 +101,10 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
         passes=optimized.effects,
         before_passes=model,
     )
-    old = _sum_rows(model, before, {op.key: op.key for op in optimized.before.ops})
-    new = _sum_rows(model, after, origins)
-    tables = _update_rows(moved, {row: _subtract(new[row], old[row]) for row in {*old, *new}})
+    unmoved = {op.key: op.key for op in optimized.before.ops}
+    tables = _update_rows(moved, "perf", _sum_cycles(model, after, origins), _sum_cycles(model, before, unmoved))
+    new, old = (list_traffic(stream, context.regions) for stream in (optimized.stream, optimized.before))
+    tables = _update_rows(tables, "perf_debug", _sum_traffic(model, new, origins), _sum_traffic(model, old, unmoved))
     return replace(changed, load_tables=lambda: tables, performance=_update_performance(changed, before, after, spec))
 
 
@@ -132,30 +139,43 @@ def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, 
     return offsets
 
 
-def _sum_rows(model: CompiledModel, cycles: Estimate, origins: Mapping[int, int]) -> dict[int, Counter[str]]:
-    ends = sorted((end, number) for number, row in enumerate(model.rows()) for end in row.command_offsets)
-    sums: dict[int, Counter[str]] = defaultdict(Counter)
+def _sum_cycles(model: CompiledModel, cycles: Estimate, origins: Mapping[int, int]) -> Counter[tuple[str, str]]:
+    sums, row_of = Counter[tuple[str, str]](), _find_rows(model)
     for operator in cycles.operators:
-        at = min(bisect_left(ends, (origins[operator.keys[-1]], 0)), len(ends) - 1)
+        row = row_of(origins[operator.keys[-1]])
         accesses = {f"{name}_ac": count for name, count in operator.access_cycles.items()}
-        sums[ends[at][1]].update({"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses})
+        for column, count in {"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses}.items():
+            sums[row, column] += count
     return sums
 
 
-def _subtract(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    return {name: first.get(name, 0) - second.get(name, 0) for name in {*first, *second}}
+def _sum_traffic(
+    model: CompiledModel, traffic: Iterable[tuple[int, Traffic]], origins: Mapping[int, int]
+) -> Counter[tuple[str, str]]:
+    sums, row_of = Counter[tuple[str, str]](), _find_rows(model)
+    for key, access in traffic:
+        way = "write" if access.channel == WRITE else "read"
+        sums[row_of(origins[key]), f"{access.memory.name}{_CONTENTS[access.content]}_{way}"] += access.size_bytes
+    return sums
 
 
-def _update_rows(tables: Tables, changes: Mapping[int, Mapping[str, int]]) -> Tables:
-    header, rows = tables.get("perf", ([], []))
-    updated = []
-    for number, row in enumerate(rows):
-        cells = dict(zip(header, row, strict=True))
-        for column, change in changes.get(number, {}).items():
-            if change and column in cells:
-                cells[column] = str(max(int(cells[column] or 0) + change, 0))
-        updated.append([cells[name] for name in header])
-    return {**tables, "perf": (header, updated)}
+def _find_rows(model: CompiledModel) -> Callable[[int], str]:
+    """Return a function that returns the id of the operation in Vela's schedule with a given command offset."""
+    header, rows = model.tables["perf"]
+    ids = [row[header.index("id")] for row in rows]
+    ends = sorted((end, id) for id, row in zip(ids, model.rows(), strict=True) for end in row.command_offsets)
+    return lambda offset: ends[min(bisect_left(ends, (offset, "")), len(ends) - 1)][1]
+
+
+def _update_rows(tables: Tables, name: str, new: Counter[tuple[str, str]], old: Counter[tuple[str, str]]) -> Tables:
+    header, rows = tables.get(name, ([], []))
+    updated = [dict(zip(header, row, strict=True)) for row in rows]
+    cells = {row["id"]: row for row in reversed(updated)}
+    for id, column in {*new, *old}:
+        change = new[id, column] - old[id, column]
+        if change and column in cells.get(id, {}):
+            cells[id][column] = str(max(int(cells[id][column] or 0) + change, 0))
+    return {**tables, name: (header, [list(row.values()) for row in updated])}
 
 
 def _update_performance(changed: CompiledModel, before: Estimate, after: Estimate, spec: EthosUCompileSpec) -> Performance:
@@ -164,13 +184,11 @@ def _update_performance(changed: CompiledModel, before: Estimate, after: Estimat
     performance, sizes = model.performance, Counter[str]()
     sizes[spec.memory_system.arena_area] += changed.scratch_bytes - model.scratch_bytes
     sizes[spec.memory_system.cache_area] += changed.scratch_fast_bytes - model.scratch_fast_bytes
-    memories = {
-        name: replace(memory, peak_bytes=max(memory.peak_bytes + sizes[name], 0)) for name, memory in performance.memories.items()
-    }
+    peak_bytes = {name: max(size + sizes[name], 0) for name, size in performance.peak_bytes.items()}
     npu = sum(operator.npu_cycles for operator in after.operators) - sum(operator.npu_cycles for operator in before.operators)
     return replace(
         performance,
         npu_cycles=performance.npu_cycles + npu,
         total_cycles=performance.total_cycles + after.cycles - before.cycles,
-        memories=memories,
+        peak_bytes=peak_bytes,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from torch import nn
 
 import ethorch
+from ethorch.npu.cycles import list_traffic
+from ethorch.npu.cycles.traffic import WRITE
 from ethorch.npu.ir import Stream, decode
 from ethorch.npu.passes import pipeline
 from ethorch.npu.passes.context import Context
@@ -18,6 +22,7 @@ from ethorch.npu.passes.pipeline import Pass
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import MachineFault
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.memory_rates import read_memory_rates
 from ethorch.targets.npus import TARGETS
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.vela import optimize
@@ -124,6 +129,32 @@ def test_each_operator_changes_by_what_passes_save(name: str) -> None:
     assert after["stream_passes"] and before["total_cycles"] - after["total_cycles"] == saved
     for old, new in zip(*(record_of(program).layers for program in programs), strict=True):
         assert new.cycles <= 1.5 * old.cycles + 200, (old.operators, old.cycles, new.cycles)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [EthosUCompileSpec("ethos-u55-128"), EthosUCompileSpec("ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")],
+    ids=lambda spec: spec.target.name,
+)
+def test_layers_access_the_memories_as_the_optimized_stream_does(spec: EthosUCompileSpec) -> None:
+    torch.manual_seed(0)
+    settings = ethorch.Settings(
+        system_config=spec.system_config, memory_mode=spec.memory_mode, stream="vela", verify=False, arena="free"
+    )
+    model, x = nn.GRU(16, 16, 2, bidirectional=True, batch_first=True).eval(), torch.randn(1, 5, 16)
+    record = record_of(ethorch.compile(model, x, spec.target.name, settings=settings, progress=False))
+    compiled = optimize.optimize_model(record.build.delegates[0].compiled, spec)  # type: ignore[union-attr]
+    assert compiled.before_passes is not None
+    changes: Counter[tuple[str, str]] = Counter()
+    for sign, part in ((1, compiled), (-1, compiled.before_passes)):
+        header, rows = part.tables["perf_debug"]
+        for name, way in product(("Sram", "Dram", "OffChipFlash"), ("read", "write")):
+            columns = [column for column in header if column.startswith(name) and column.endswith(f"_{way}")]
+            changes[name, way] += sign * sum(int(row[header.index(column)] or 0) for column in columns for row in rows)
+        for _, access in list_traffic(decode(part.command_stream, optimize.read_image(part)), read_memory_rates(spec)):
+            changes[access.memory.name, "write" if access.channel == WRITE else "read"] -= sign * access.size_bytes
+    assert max(map(abs, changes.values())) <= 128  # Vela's rows do not contain all accesses of a chain
+    assert compiled.tables["perf_debug"] != compiled.before_passes.tables["perf_debug"]
 
 
 @pytest.mark.parametrize(

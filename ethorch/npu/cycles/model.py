@@ -86,6 +86,13 @@ def estimate(
     return Estimate(tuple(results))
 
 
+def list_traffic(stream: Stream, regions: Regions) -> Iterator[tuple[int, Traffic]]:
+    """Yield each access of an operator's kernels and transfers, with the key of the operator's first operation."""
+    for operator in read_operators(stream.ops, regions):
+        for access in _list_traffic(operator, regions, early_bytes=0):
+            yield stream.ops[operator.positions[0]].key, access
+
+
 @dataclass(frozen=True)
 class RatedOperator:
     """An operator and the part of its cycles that does not depend on the order of transfers."""
