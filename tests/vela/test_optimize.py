@@ -159,7 +159,7 @@ def test_layers_access_the_memories_as_the_optimized_stream_does(spec: EthosUCom
 
 @pytest.mark.parametrize(
     ("memory_mode", "stream", "layers"),
-    [("Dedicated_Sram_384KB", "optimized", 6), ("Dedicated_Sram_384KB", "vela", 2), ("Sram_Only", "optimized", 2)],
+    [("Dedicated_Sram_384KB", "optimized", 3), ("Dedicated_Sram_384KB", "vela", 2), ("Sram_Only", "optimized", 2)],
 )
 def test_slices_of_a_classifier_read_weights_from_two_memories(memory_mode: str, stream: str, layers: int) -> None:
     """While a kernel reads the weights of a slice from DRAM, the weights of another slice are copied to SRAM."""
