@@ -1,16 +1,19 @@
-"""Remove guards, assertions, no-ops, softmax shifts and gradients, and reshape scalars."""
+"""Remove guards, assertions, no-ops, softmax shifts, joins and gradients, and reshape scalars."""
 
 from __future__ import annotations
 
 import operator
+from itertools import accumulate, pairwise
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ethorch.lower.fx.aten_builder import AtenBuilder
+from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import ASSERTIONS, arguments, has_scalar_dim, op_name
 from ethorch.lower.ops.arithmetic import sub
 from ethorch.lower.ops.extremes import amax, max_dim
+from ethorch.lower.ops.joining import cat, stack
+from ethorch.lower.ops.slicing import select, slice_
 from ethorch.lower.ops.softmax import log_softmax, softmax
 from ethorch.lower.ops.spec import OPS, find
 from ethorch.quantization.passes.context import PassContext
@@ -89,6 +92,48 @@ def _above(difference: Node, dim: int) -> Node | None:
     dims = [dims] if isinstance(dims, int) else list(dims)
     keeps_dim = bool(keepdim and keepdim[0])
     return x if source is x and keeps_dim and [each % x.meta["val"].dim() for each in dims] == [dim] else None
+
+
+def bypass_joins(graph_module: GraphModule, context: PassContext) -> None:
+    """Replace a part of a ``cat`` or ``stack`` that equals one of the operands with this operand.
+
+    For example, the last output of a recurrent layer does not need the outputs of other steps.
+    """
+    for node in list(graph_module.graph.nodes):
+        if node.op != "call_function" or find(node.target) not in (select, slice_) or context.is_excluded(node):
+            continue
+        joined = node.args[0]
+        if not isinstance(joined, Node) or joined.op != "call_function" or context.is_excluded(joined):
+            continue
+        operand = _find_operand(node, joined)
+        if operand is not None and _permits_views(operand.meta["val"], node.meta["val"]):
+            node.replace_all_uses_with(operand)
+            graph_module.graph.erase_node(node)
+
+
+def _find_operand(node: Node, joined: Node) -> Node | None:
+    if (find(node.target), find(joined.target)) not in ((select, stack), (slice_, cat)):
+        return None
+    (tensors, axis), _ = arguments(joined)
+    (_, dim, *bounds), _ = arguments(node)
+    result, rank, is_stack = node.meta["val"], joined.meta["val"].dim(), find(joined.target) is stack
+    # Other dtypes are promoted, and an input that becomes an output would not be copied.
+    if not all(each.op == "call_function" and each.meta["val"].dtype == result.dtype for each in tensors):
+        return None
+    if not all(each.meta["val"].dim() == rank - is_stack for each in tensors) or dim % rank != axis % rank:
+        return None
+    extents = [1 if is_stack else shape_of(each)[axis] for each in tensors]
+    if not all(isinstance(number, int) for number in (*bounds, *extents)):
+        return None
+    length = sum(extents)
+    part = (bounds[0] % length, bounds[0] % length + 1, 1) if is_stack else slice(*bounds).indices(length)
+    spans = pairwise(accumulate(extents, initial=0))
+    return next((each for each, span in zip(tensors, spans, strict=True) if (*span, 1) == part), None)
+
+
+def _permits_views(part: torch.Tensor, original: torch.Tensor) -> bool:
+    is_static = all(isinstance(extent, int) for extent in part.shape)
+    return is_static and (part.is_contiguous() or part.stride() == original.stride())
 
 
 def _is_idle_cast(node: Node) -> bool:

@@ -18,6 +18,7 @@ from ethorch.models.open_sizes import suppress_guards
 from ethorch.quantization.passes.attention_masks import unify_masks
 from ethorch.quantization.passes.batch_norms import rename_shared_weights
 from ethorch.quantization.passes.cleanup import (
+    bypass_joins,
     freeze_parameters,
     lift_scalars,
     remove_assertions,
@@ -99,6 +100,8 @@ PASSES = (
     # Requires constant windows and rotations, and emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
+    # Decompositions of recurrent layers emit joins.
+    Pass("bypass_joins", bypass_joins, after=("decompose_composites",), before=("fold_constants_again",)),
     # Decompositions emit operators of constants (attention masks).
     Pass("fold_constants_again", fold_constants, after=("decompose_composites",)),
     # Requires decomposed attention and folded masks.
