@@ -236,6 +236,7 @@ FEW = [
     (put_modulo, torch.int64, "ethos-u55-128", "int8"),
     (copy_modulo, torch.int64, "ethos-u85-256", "int8"),
     (copy_modulo, torch.int32, "ethos-u55-128", "a16w8"),
+    (put_at_two, torch.int64, "ethos-u55-128", "int8"),
     (put_at_two, torch.int64, "ethos-u85-256", "a16w8"),
 ]
 

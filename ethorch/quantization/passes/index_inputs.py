@@ -17,7 +17,7 @@ from ethorch.lower.fx.node import arguments, is_float, is_in_place, is_int64, te
 from ethorch.lower.ops.arithmetic import add, sub
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.compare import COMPARISONS
-from ethorch.lower.ops.indices import is_count_from_end
+from ethorch.lower.ops.indices import draw_count_from_end, is_count_from_end
 from ethorch.lower.ops.rounding import integer_remainder, remainder
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.spec import find
@@ -146,6 +146,8 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             continue
         elif spec is to:
             _narrow_cast(node, narrow)
+        elif is_count_from_end(node) and node.args[0] in narrow:
+            narrow[node] = draw_count_from_end(AtenBuilder(model, node), narrow[node.args[0]], node.args[1].args[1])
         elif (_is_view(node) or spec.moves or spec in _WITHIN) and is_int64(node):
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
             if args is not None and not node.kwargs:
