@@ -18,6 +18,7 @@ import ethorch.tosa
 from ethorch import EthosUCompileSpec, EthosUPartitioner, EthosUQuantizer, runtime
 from ethorch.arm import TosaCompileSpec, TOSAPartitioner, TOSAQuantizer
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
+from ethorch.formats.payload import DelegatePayload
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.npu import Program, Sources, disassembly
 from ethorch.program.measure.ladder import Recorder
@@ -321,7 +322,7 @@ def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None
     found = [refused[node] for node in program.graph.nodes if node in refused and str(node.target) in ("cond", "while_loop")]
     assert [r.id for r in found] == [reason]
     if reason == "control_flow.branch":
-        assert found[0].text.count("[user.check]") == 1 and "the body contains cond" in found[0].text
+        assert found[0].text.count("[user.check]") == 1 and "the loop body contains cond" in found[0].text
     if isinstance(partitioner, EthosUPartitioner):
         assert "to_executorch cannot write a while_loop" in found[0].remedy
 
@@ -334,7 +335,7 @@ def test_text_and_disassembly_show_the_regions(tmp_path: Path) -> None:
     assert "{then_graph='cond_then', else_graph='cond_else'}" in text
     assert "\nregion cond_then\n  input %" in text and "\nregion cond_else\n  input %" in text
     payload = (tmp_path / "delegate_0.payload").read_bytes()
-    unpacked = ethorch.payload.DelegatePayload.unpack(payload)
+    unpacked = DelegatePayload.unpack(payload)
     sources = Sources.from_json((tmp_path / "delegate_0.sources.json").read_text())
     shown = disassembly.text(Program(unpacked.commands, unpacked.weights), sources)
     assert shown.count(" BRANCH ") == 4
