@@ -209,10 +209,13 @@ def _is_next(before: Op, after: Op, prefix: str, rows: int) -> bool:
 
 
 def _split(group: Group, groups: Sequence[Group]) -> list[Group]:
-    # Only groups that are interleaved with another are cascades.
+    # A group is part of a cascade only if it is interleaved with another. All kernels inside a cascade are stripes.
     if len(group.units) == 1 or group.slices > 1:
         return [group]
-    if any(_interleave(group, neighbor) for neighbor in groups if neighbor is not group and len(neighbor.units) > 1):
+    others = [other for other in groups if other is not group]
+    if any(len(other.units) == 1 and group.first < other.first < group.last for other in others):
+        return [Group([unit]) for unit in group.units]
+    if any(len(other.units) > 1 and _interleave(group, other) for other in others):
         return [group]
     return [Group([unit]) for unit in group.units]
 

@@ -153,9 +153,9 @@ def _read_operator(
     if transfers and before is not None:
         is_prebuffered = not has_conflict(ops[transfers[0].position], ops[before])
     table_bytes = 0
-    if len(merged) == 1 and merged[0].table and _copies(ops[group.first], merged[0]):
+    if merged[0].table and _copies(ops[group.first], merged[0]):
         table_bytes = sum(run.high - run.low for run in ops[group.first].reads if run.region == INTERNAL)
-        merged = (replace(merged[0], table=False),)
+        merged = (replace(merged[0], table=False), *merged[1:])
     last = tuple(units[-1]) if group.slices > 1 else tuple(units[0])
     links = dependencies.links[group.first]
     scales, weights = ({writer for read, writer in links if read.register.startswith(name)} for name in ("SCALE", "WEIGHT"))
