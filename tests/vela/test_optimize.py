@@ -157,6 +157,17 @@ def test_layers_access_the_memories_as_the_optimized_stream_does(spec: EthosUCom
     assert compiled.tables["perf_debug"] != compiled.before_passes.tables["perf_debug"]
 
 
+def test_copies_of_repeated_weights_do_not_delay_the_first_layers() -> None:
+    torch.manual_seed(0)
+    settings = ethorch.Settings(system_config="Ethos_U85_SYS_DRAM_Mid", memory_mode="Dedicated_Sram_384KB", verify=False)
+    model, x = nn.GRU(20, 64, batch_first=True).eval(), torch.randn(1, 8, 20)
+    program = ethorch.compile(model, x, "ethos-u85-256", settings=settings, progress=False)
+    compiled = record_of(program).build.delegates[0].compiled  # type: ignore[union-attr]
+    ops = decode(compiled.command_stream, optimize.read_image(compiled)).ops
+    sizes = [op.registers["DMA0_LEN"] for op in ops if op.is_dma]
+    assert max(sizes) > 8192 and sizes.index(max(sizes)) > 0
+
+
 @pytest.mark.parametrize(
     ("memory_mode", "stream", "layers"),
     [("Dedicated_Sram_384KB", "optimized", 3), ("Dedicated_Sram_384KB", "vela", 2), ("Sram_Only", "optimized", 2)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,12 +20,14 @@ from ethorch.npu.passes.weight_transfers import Weights, find_streams
 Range = tuple[int, int]
 #: Most ranges to try, and most operations that all trials rate.
 _MOST_TRIALS, _WORK = 16, 16_000
+#: Most later starts of the copies to try.
+_MOST_DELAYS = 4
 #: Buffers for scales. A kernel reads one of them while the next kernel's scales are transferred to the other.
 _SCALE_BUFFERS = 2
 
 
 def run(stream: Stream, context: Context) -> Stream | None:
-    """Return a stream that starts with copies of repeatedly read weights, or None if that does not save cycles."""
+    """Return a stream with one copy of each repeatedly read weight, or None if that does not save cycles."""
     region = context.find_fast_region(stream)
     if region is None or not context.resident_bytes:
         return None
@@ -49,7 +51,24 @@ def run(stream: Stream, context: Context) -> Stream | None:
             cycles = estimate(changed, context.regions, context.effects).cycles
             if cycles < least:
                 best, least, chosen = changed, cycles, ranges
-    return best if chosen else None
+    if not chosen:
+        return None
+    readers = {stream.ops[position].key for place in chosen for each in users[place] for position in each.readers}
+    return min([best, *_delay(best, len(chosen), readers)], key=context.rate)
+
+
+def _delay(stream: Stream, count: int, readers: Collection[int]) -> Iterator[Stream]:
+    """Yield streams in which transfers that precede the readers run before the copies, the first ``count`` operations."""
+    copies, rest = stream.ops[:count], stream.ops[count:]
+    position, places = 0, list[int]()
+    for group in group_chains(rest):
+        if any(op.key in readers for op in group):
+            break
+        position += len(group)
+        if group[0].is_dma:
+            places.append(position)
+    for place in places[:_MOST_DELAYS]:
+        yield replace(stream, ops=[*rest[:place], *copies, *rest[place:]])
 
 
 def _bound_gains(users: Mapping[Range, Sequence[Weights]], stream: Stream, context: Context, region: int) -> dict[Range, int]:
