@@ -63,7 +63,7 @@ def measure_here(model: str, target: str) -> Record:
     steps = Steps()
     from ethorch.quantization.prepare import prepare
     from ethorch.support.garbage import delay_collection
-    from ethorch.vela import delegate, repair
+    from ethorch.vela import repair
 
     @contextmanager
     def step(name: str) -> Iterator[None]:  # as quantize has them
@@ -75,7 +75,7 @@ def measure_here(model: str, target: str) -> Record:
     converted = convert_in_steps(graph, quantizer, samples, step, prepare)  # as quantize does
     with (
         step("build"),
-        mock.patch.object(delegate, "repair_delegate", functools.partial(_time_repair, steps, repair.repair_delegate)),
+        mock.patch.object(repair, "repair_delegate", functools.partial(_time_repair, steps, repair.repair_delegate)),
     ):
         built = build_pte(converted, inputs, spec)
     compared = steps.seconds.pop("compare", 0.0)

@@ -24,7 +24,7 @@ from ethorch.npu.passes import pipeline
 from ethorch.npu.passes.context import Context
 from ethorch.support.errors import MachineFault
 from ethorch.targets.npus import TARGETS
-from ethorch.vela import delegate
+from ethorch.vela import repair
 from tests.helpers.random_networks import Network, network, runs, sweeps
 from tests.helpers.random_networks.runs import COMBINATIONS, MEMORIES, Case, Subject, cases, outcome
 from tests.helpers.random_networks.shrink import shrunk
@@ -299,7 +299,7 @@ def test_a_wrong_lowering_is_a_failure() -> None:
     assert outcome(Subject(drawn), case) == ("equal", "")
     with without_row("vela.matmul-of-slice"):
         assert outcome(Subject(drawn), case) == ("repaired", "")
-        with mock.patch.object(delegate, "repair_delegate", lambda lowered, compile_graph: lowered):
+        with mock.patch.object(repair, "repair_delegate", lambda lowered, compile_graph: lowered):
             assert outcome(Subject(drawn), case)[0] == "failure differs"
 
 
