@@ -11,17 +11,7 @@ import numpy as np
 import pytest
 
 from ethorch import cli
-
-MODEL = """
-import torch
-
-def small():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
-                                torch.nn.Flatten(), torch.nn.Linear(8, 4))
-    samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
-    return model, samples[0], samples
-"""
+from tests.cli.commands import MODEL
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def test_wrong_input_is_one_clear_line(
 
 def test_errors_are_plain_data_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    (folder / "text.pte").write_text("this is no program")
+    (folder / "text.pte").write_text("this is not a program")
     assert cli.main(["run", f"{folder}/text.pte", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["error"]["type"] == "ProgramError" and "of a .pte" in err
