@@ -28,11 +28,8 @@ from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with
 logger = logging.getLogger(__name__)
 
 _SCRATCH, _STAGING = 1, 2  # regions (npu-reference 1.4)
-_CONTENTS = {
-    MAPS: "FeatureMap",
-    WEIGHTS: "Weights",
-    SCALES: "Weights",
-}  # in columns of Vela's database, which counts transferred scales as weights
+#: Contents in columns of Vela's database, which counts transferred scales as weights.
+_CONTENTS = {MAPS: "FeatureMap", WEIGHTS: "Weights", SCALES: "Weights"}
 
 
 def optimize_model(model: CompiledModel, spec: EthosUCompileSpec) -> CompiledModel:
@@ -101,10 +98,14 @@ def _renew(model: CompiledModel, optimized: Optimized, context: Context, spec: E
         passes=optimized.effects,
         before_passes=model,
     )
-    unmoved = {op.key: op.key for op in optimized.before.ops}
-    tables = _update_rows(moved, "perf", _sum_cycles(model, after, origins), _sum_cycles(model, before, unmoved))
-    new, old = (list_traffic(stream, context.regions) for stream in (optimized.stream, optimized.before))
-    tables = _update_rows(tables, "perf_debug", _sum_traffic(model, new, origins), _sum_traffic(model, old, unmoved))
+    row_of = _find_rows(model)
+    new_rows = {key: row_of(origin) for key, origin in origins.items()}
+    old_rows = {op.key: row_of(op.key) for op in optimized.before.ops}
+    tables = _update_rows(moved, "perf", _sum_cycles(after, new_rows), _sum_cycles(before, old_rows))
+    new, old = (
+        list_traffic(stream, context.regions, context.rate_operators(stream)) for stream in (optimized.stream, optimized.before)
+    )
+    tables = _update_rows(tables, "perf_debug", _sum_traffic(new, new_rows), _sum_traffic(old, old_rows))
     return replace(changed, load_tables=lambda: tables, performance=_update_performance(changed, before, after, spec))
 
 
@@ -139,23 +140,20 @@ def _map_offsets(optimized: Optimized, origins: Mapping[int, int]) -> dict[int, 
     return offsets
 
 
-def _sum_cycles(model: CompiledModel, cycles: Estimate, origins: Mapping[int, int]) -> Counter[tuple[str, str]]:
-    sums, row_of = Counter[tuple[str, str]](), _find_rows(model)
+def _sum_cycles(cycles: Estimate, rows: Mapping[int, str]) -> Counter[tuple[str, str]]:
+    sums = Counter[tuple[str, str]]()
     for operator in cycles.operators:
-        row = row_of(origins[operator.keys[-1]])
         accesses = {f"{name}_ac": count for name, count in operator.access_cycles.items()}
         for column, count in {"op_cycles": operator.cycles, "npu_cycles": operator.npu_cycles, **accesses}.items():
-            sums[row, column] += count
+            sums[rows[operator.keys[-1]], column] += count
     return sums
 
 
-def _sum_traffic(
-    model: CompiledModel, traffic: Iterable[tuple[int, Traffic]], origins: Mapping[int, int]
-) -> Counter[tuple[str, str]]:
-    sums, row_of = Counter[tuple[str, str]](), _find_rows(model)
+def _sum_traffic(traffic: Iterable[tuple[int, Traffic]], rows: Mapping[int, str]) -> Counter[tuple[str, str]]:
+    sums = Counter[tuple[str, str]]()
     for key, access in traffic:
         way = "write" if access.channel == WRITE else "read"
-        sums[row_of(origins[key]), f"{access.memory.name}{_CONTENTS[access.content]}_{way}"] += access.size_bytes
+        sums[rows[key], f"{access.memory.name}{_CONTENTS[access.content]}_{way}"] += access.size_bytes
     return sums
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import ethorch
 from ethorch.npu.cycles import list_traffic
+from ethorch.npu.cycles.model import rate_operators
 from ethorch.npu.cycles.traffic import WRITE
 from ethorch.npu.ir import Stream, decode
 from ethorch.npu.passes import pipeline
@@ -151,7 +152,8 @@ def test_layers_access_the_memories_as_the_optimized_stream_does(spec: EthosUCom
         for name, way in product(("Sram", "Dram", "OffChipFlash"), ("read", "write")):
             columns = [column for column in header if column.startswith(name) and column.endswith(f"_{way}")]
             changes[name, way] += sign * sum(int(row[header.index(column)] or 0) for column in columns for row in rows)
-        for _, access in list_traffic(decode(part.command_stream, optimize.read_image(part)), read_memory_rates(spec)):
+        stream, regions = decode(part.command_stream, optimize.read_image(part)), read_memory_rates(spec)
+        for _, access in list_traffic(stream, regions, rate_operators(stream, regions)):
             changes[access.memory.name, "write" if access.channel == WRITE else "read"] -= sign * access.size_bytes
     assert max(map(abs, changes.values())) <= 128  # Vela's rows do not contain all accesses of a chain
     assert compiled.tables["perf_debug"] != compiled.before_passes.tables["perf_debug"]

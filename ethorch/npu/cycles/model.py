@@ -86,13 +86,6 @@ def estimate(
     return Estimate(tuple(results))
 
 
-def list_traffic(stream: Stream, regions: Regions) -> Iterator[tuple[int, Traffic]]:
-    """Yield each access of an operator's kernels and transfers, with the key of the operator's first operation."""
-    for operator in read_operators(stream.ops, regions):
-        for access in _list_traffic(operator, regions, early_bytes=0):
-            yield stream.ops[operator.positions[0]].key, access
-
-
 @dataclass(frozen=True)
 class RatedOperator:
     """An operator and the part of its cycles that does not depend on the order of transfers."""
@@ -108,6 +101,13 @@ class RatedOperator:
             accesses = access_cycles(npu, _list_traffic(self.operator, regions, early_bytes))
             self.accesses[early_bytes] = {memory.name: cycles for memory, cycles in accesses.items()}
         return self.accesses[early_bytes]
+
+
+def list_traffic(stream: Stream, regions: Regions, rated: Sequence[RatedOperator]) -> Iterator[tuple[int, Traffic]]:
+    """Yield each access of an operator's kernels and transfers, with the key of the operator's first operation."""
+    for rated_operator in rated:
+        for access in _list_traffic(rated_operator.operator, regions, early_bytes=0):
+            yield stream.ops[rated_operator.operator.first].key, access
 
 
 def rate_operators(stream: Stream, regions: Regions, effects: Effects = Effects()) -> list[RatedOperator]:
