@@ -73,7 +73,7 @@ def _simple_cell(function: Any) -> Cell:
 
 def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], cell: Cell) -> tuple[list[Node], dict[str, Node]]:
     w_ih, w_hh, *biases = parameters
-    groups, width = _GROUPS.get(cell, ((0,),)), shape_of(w_hh)[0]
+    groups = _GROUPS.get(cell, ((0,),))
     count = sum(map(len, groups))
 
     def rows(parameter: Node, gates: Sequence[int]) -> Node:
@@ -83,7 +83,7 @@ def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], cell: C
     if len(parameters) % 2:  # projection of the LSTM's output
         weights["hr"] = biases.pop()
     if biases and cell is _gru_cell:  # only the bias of h_n is multiplied by the reset gate
-        start = width // 3 * 2
+        start = 2 * shape_of(w_hh)[1]
         bias = s.combine(biases[0], biases[1], lambda a, b: a + torch.cat([b[:start], 0 * b[start:]]))
         weights["b_n"] = s.parameter(biases[1], lambda b: torch.cat([0 * b[:start], b[start:]]))
     elif biases:

@@ -15,12 +15,14 @@ from ethorch.lower.ops.extremes import amax, max_dim
 from ethorch.lower.ops.joining import cat, stack
 from ethorch.lower.ops.slicing import select, slice_
 from ethorch.lower.ops.softmax import log_softmax, softmax
-from ethorch.lower.ops.spec import OPS, find
+from ethorch.lower.ops.spec import OPS, OpSpec, find
 from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
 _SOFTMAXES = (softmax, log_softmax)
+#: Operators that can return an operand of a join, and the join.
+_JOINS: dict[OpSpec | None, OpSpec] = {select: stack, slice_: cat}
 
 
 def remove_guards(graph_module: GraphModule, context: PassContext) -> None:
@@ -100,20 +102,17 @@ def bypass_joins(graph_module: GraphModule, context: PassContext) -> None:
     For example, the last output of a recurrent layer does not need the outputs of other steps.
     """
     for node in list(graph_module.graph.nodes):
-        if node.op != "call_function" or find(node.target) not in (select, slice_) or context.is_excluded(node):
-            continue
-        joined = node.args[0]
+        spec = find(node.target) if node.op == "call_function" and not context.is_excluded(node) else None
+        joined = node.args[0] if spec in _JOINS else None
         if not isinstance(joined, Node) or joined.op != "call_function" or context.is_excluded(joined):
             continue
-        operand = _find_operand(node, joined)
+        operand = _find_operand(node, joined) if find(joined.target) is _JOINS[spec] else None
         if operand is not None and _permits_views(operand.meta["val"], node.meta["val"]):
             node.replace_all_uses_with(operand)
             graph_module.graph.erase_node(node)
 
 
 def _find_operand(node: Node, joined: Node) -> Node | None:
-    if (find(node.target), find(joined.target)) not in ((select, stack), (slice_, cat)):
-        return None
     (tensors, axis), _ = arguments(joined)
     (_, dim, *bounds), _ = arguments(node)
     result, rank, is_stack = node.meta["val"], joined.meta["val"].dim(), find(joined.target) is stack
