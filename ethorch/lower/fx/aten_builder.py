@@ -102,7 +102,10 @@ class AtenBuilder:
         return self.parameter(weight, lambda data: data.flatten())
 
     def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
-        """Insert a parameter or buffer computed from ``original``, or the operators of ``change`` if it is neither."""
+        """Insert a parameter or buffer computed from ``original``.
+
+        If ``original`` is neither, insert the operators of ``change``.
+        """
         if tensor_of(self.model, original) is None:
             return cast(Node, self.inline(change, original))
         return self._derive(attribute(self.model, original), change)

@@ -88,7 +88,7 @@ def _pad_rule(node: Any) -> QuantRule:
 
 
 def _only_maxima_read(node: Any, pad: Sequence[int]) -> bool:
-    # Each maximum must be that of at least one element of the input.
+    # Each window must contain an element of the input.
     waiting = [(node, torch.nn.functional.pad(torch.ones(shape_of(node.args[0])), pad))]
     while waiting:
         source, is_input = waiting.pop()
