@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -55,8 +56,10 @@ def check(result: Comparison) -> None:
     assert result.close_share >= SHARE, distant
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("model", ["ds_cnn", "llama"])
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [*product(["ds_cnn", "llama"], TARGETS), ("lstm", "ethos-u85-256"), ("bert", "ethos-u85-256")],  # tables of chains; no stripes
+)
 def test_small_networks(model, target):
     for stream in compile_network(model, target):
         check(compare(stream, rate_regions(target)))
