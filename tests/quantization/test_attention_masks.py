@@ -34,7 +34,7 @@ WAYS: dict[str, Any] = {
         a + torch.zeros(N, N).masked_fill(FUTURE, -1e9), torch.full((), torch.finfo(torch.float32).min)
     ),
     "fill, then clamp": lambda a: a.masked_fill(FUTURE, -1e9).clamp(min=torch.finfo(torch.float32).min),
-    "pad": lambda a: F.pad(a[..., :-2], (1, 1), value=-1e4),
+    "pad, then add": lambda a: F.pad(a[..., :-2], (1, 1), value=-1e4) + torch.linspace(-1, 1, N),
     "fill, then fill": lambda a: (a.masked_fill(FUTURE, -1e9) + 1).masked_fill(FUTURE.roll(1, 0) & FUTURE, -1e9),
 }
 
