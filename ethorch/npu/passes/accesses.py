@@ -110,6 +110,8 @@ class CoarseLabels:
         number = bisect_right(self._starts, (region, base)) - 1
         if number < 0 or self._spaces[number][0] != region or self._spaces[number][2] <= base:
             raise MachineFault(f"an access to {base:#x} in region {region} is outside the allocated memory.")
+        if any(0 in block.shape for block in blocks):
+            raise MachineFault(f"an access to {base:#x} in region {region} has no bytes.")
         low, labels = self._spaces[number][1], self._labels[number]
         unit = gcd(self._units[number], *(n for base, shape, strides in blocks for n in (base - low, shape[-1], *strides[:-1])))
         if unit != self._units[number]:

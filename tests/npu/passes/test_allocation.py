@@ -149,6 +149,8 @@ def test_labels_are_as_coarse_as_the_accesses() -> None:
     assert memory.views(1, [Block(65, (3,), (1,))])[0].tolist() == [1, 1, 1]
     with pytest.raises(MachineFault, match="exceeds"):
         memory.views(1, [Block(4160, (2, 16), (16, 1))])
+    with pytest.raises(MachineFault, match="has no bytes"):  # e.g. a gather whose number of rows exceeds 16 bits
+        memory.views(1, [Block(64, (0, 16), (16, 1))])
     memory.clear()
     assert not memory.views(1, [Block(64, (4096,), (1,))])[0].any()
 
