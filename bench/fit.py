@@ -1,17 +1,16 @@
-"""Measure the effect of a smaller arena, int8 inputs, weights in SRAM and compressed weights on RAM, cycles and bytes.
+"""Measure RAM, cycles and bytes with int8 inputs and outputs, weights in SRAM and compressed weights.
 
 ``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--resume FILE] [--json]``
 
-Each network is quantized once and compiled for each of the ``VARIANTS``: Vela's default arena, the smallest arena with nearly the
-same cycles, and this arena with int8 inputs and outputs. Further variants place all weights in SRAM, or only weights that are read
-several times, or use ``constants="auto"`` within one memory of an Alif E7. All variants run the same input in the simulator, and
+Each network is quantized once and compiled for each of the ``VARIANTS``: default settings; int8 inputs and outputs; these and no
+weights in SRAM; and ``constants="auto"`` within one memory of an Alif E7. All variants run the same input in the simulator, and
 their outputs must be equal.
 
 ``--compress`` also compresses the weights in one shot, with one recipe for all weights and with one for each weight. The outputs of
 these programs must equal those of the TOSA reference model. The networks are untrained, so compression reduces their size less than
 for trained weights. SQNR is measured against the uncompressed program.
 
-``--arm`` also compiles with ExecuTorch's Arm backend, and adds a table relative to its cycles and arena.
+``--arm`` also compiles with ExecuTorch's Arm backend, and adds a table relative to its cycles and RAM.
 ``--layout`` also compiles with channels-last inputs and outputs, which ``io_layout="auto"`` selects if they are faster.
 ``--resume`` appends each row to a file, and measures only rows or columns that the file does not contain.
 """
@@ -24,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -33,20 +33,20 @@ import ethorch
 from bench.compile import DEFAULT_TARGETS, geometric_mean, markdown_row, provenance
 from bench.implementation import memory_for, run_in_child
 from bench.models import ALL_MODELS, models_named
+from ethorch.figures.memory import memory
 from ethorch.models.load import UserModel
 from ethorch.program.budget_search import search_budgets
 from ethorch.program.build import FORWARD, build_program, quantize, single_method
 from ethorch.program.facts import TensorInfo
 from ethorch.program.program import Program, record_of
+from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.settings import Settings
 from ethorch.tuning import compress
 
-#: Bytes for weights that are read several times.
-_ROOM = 256 * 1024
 #: RAM of one memory of an Alif Ensemble E7 (SRAM0), the limit of ``constants="auto"``.
 _E7_RAM = 4 << 20
-#: Program with Vela's default arena, and the variants that are compared with it.
-FAST, FREE, INT8, SRAM, REPEATED, AUTO = VARIANTS = ("fast", "free", "free, int8", "weights in SRAM", "repeated in SRAM", "auto")
+#: Program with default settings, and the variants that are compared with it.
+DEFAULT, INT8, LEAST, AUTO = VARIANTS = ("default", "int8", "int8, no weights in SRAM", "auto")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Row:
     Attributes:
         variants: Variant name -> results.
         arm_cycles: Cycles of the Arm backend's program. None if not measured, 0 if compilation failed.
-        arm_sram_bytes: Arena of that program. None if not measured, 0 if compilation failed.
+        arm_ram_bytes: RAM of the whole application with that program. None if not measured, 0 if compilation failed.
         laid_cycles: Cycles of the faster layout of inputs and outputs. None if not measured.
         compressed: Recipe -> results with compressed weights.
     """
@@ -80,7 +80,7 @@ class Row:
     target: str
     variants: dict[str, Variant]
     arm_cycles: int | None = None
-    arm_sram_bytes: int | None = None
+    arm_ram_bytes: int | None = None
     laid_cycles: int | None = None
     compressed: dict[str, Compressed] = field(default_factory=dict)
 
@@ -93,12 +93,12 @@ class Row:
 
     @property
     def cycles(self) -> int:
-        """The cycles of the program with Vela's default arena."""
-        return self.variants[FAST].cycles
+        """The cycles of the program with default settings."""
+        return self.variants[DEFAULT].cycles
 
     def ratio(self, variant: str, what: str) -> float:
-        """Return an attribute of a variant, divided by that of the program with Vela's default arena."""
-        return float(getattr(self.variants[variant], what) / getattr(self.variants[FAST], what))
+        """Return an attribute of a variant, divided by that of the program with default settings."""
+        return float(getattr(self.variants[variant], what) / getattr(self.variants[DEFAULT], what))
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,12 @@ def measure(
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)
-    plain = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
+    plain = Settings(target, system_config=system_config, memory_mode=memory_mode)
     quantized = quantize(single_method(user), plain)[FORWARD]
     row = row_so_far or Row(model, target, _variants(user, quantized, plain))
     if lacks_arm:
-        cycles, sram = _of_arm(model, target)
-        row = replace(row, arm_cycles=cycles, arm_sram_bytes=sram)
+        cycles, ram = _measure_arm(model, target)
+        row = replace(row, arm_cycles=cycles, arm_ram_bytes=ram)
     if lacks_layout:
         row = replace(row, laid_cycles=_laid(user, plain, row.cycles))
     if lacks_compression:
@@ -181,20 +181,17 @@ def measure(
 
 
 def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Variant]:
-    target, system_config = str(plain.target), plain.system_config
     settings = {
-        FAST: plain,
-        FREE: plain.with_(arena="free"),
-        INT8: plain.with_(arena="free", io="int8"),
-        SRAM: Settings(target, system_config=system_config, constants="sram"),
-        REPEATED: plain.with_(constants=_ROOM),
-        AUTO: Settings(target, system_config=system_config, constants="auto", ram=_E7_RAM, arena="fast"),
+        DEFAULT: plain,
+        INT8: plain.with_(io="int8"),
+        LEAST: plain.with_(io="int8", constants=0),
+        AUTO: Settings(str(plain.target), system_config=plain.system_config, constants="auto", ram=_E7_RAM),
     }
     programs = {name: _program(user, quantized, chosen) for name, chosen in settings.items()}
-    wanted = _outputs(programs[FAST], user)
+    wanted = _outputs(programs[DEFAULT], user)
     for name, program in programs.items():
         found = _outputs(program, user)
-        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{target}, {name}: other bits"
+        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)), f"{plain.target}, {name}: other bits"
     return {name: Variant(made.estimate.npu_cycles or 0, _arena(made), made.memory.ram_bytes) for name, made in programs.items()}
 
 
@@ -222,10 +219,17 @@ def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     return y if codes is None else (y.float() - codes.zero_point) * codes.scale
 
 
-def _of_arm(model: str, target: str) -> tuple[int, int]:
-    """Return the cycles and SRAM of the Arm backend's program, or zeros if compilation failed."""
-    record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
-    return (0, 0) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
+def _measure_arm(model: str, target: str) -> tuple[int, int]:
+    """Return the cycles and RAM of the Arm backend's program, or zeros if compilation failed."""
+    with TemporaryDirectory() as folder:
+        arguments = ["--impl", "arm", "--model", model, "--target", target, "--save", folder]
+        record = run_in_child("bench.implementation", arguments)
+        if "error" in record:
+            return 0, 0
+        (pte,) = Path(folder).glob("*.pte")
+        system_config, memory_mode = memory_for(target)
+        spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
+        return int(record["vela"]["total_cycles"]), memory(pte, spec=spec).ram_bytes
 
 
 def _laid(user: UserModel, plain: Settings, cycles: int) -> int:
@@ -244,44 +248,29 @@ def _arena(program: Program) -> int:
 
 
 def table(rows: Sequence[Row], target: str) -> str:
-    """Format a Markdown table with geometric means of the ratios."""
-    head = ["model", "arena, KiB", "RAM, KiB", "cycles", "RAM with int8 inputs and outputs, KiB"]
-    head += ["cycles, weights in SRAM", "RAM then, KiB", "cycles, those read several times in SRAM", "RAM then, KiB"]
+    """Format a Markdown table of RAM and cycles with geometric means of the ratios."""
+    head = ["model", "arena, KiB", *(f"RAM, KiB: {name}" for name in VARIANTS), "cycles: no weights in SRAM", "cycles: auto"]
     lines = [f"### {target}, {', '.join(memory_for(target))}", "", markdown_row(head), markdown_row(["---"] * len(head))]
     mine = [row for row in rows if row.target == target]
     for row in mine:
-        ram = {name: f"{variant.ram_bytes / 1024:.0f}" for name, variant in row.variants.items()}
-        arena = [row.variants[name].arena_bytes / 1024 for name in (FAST, FREE)]
-        cells = [
-            f"{arena[0]:.0f} -> {arena[1]:.0f} ({row.ratio(FREE, 'arena_bytes'):.2f})",
-            f"{ram[FAST]} -> {ram[FREE]} ({row.ratio(FREE, 'ram_bytes'):.2f})",
-            f"{row.ratio(FREE, 'cycles'):.3f}",
-            f"{ram[INT8]} ({row.ratio(INT8, 'ram_bytes'):.2f})",
-        ]
-        cells += [cell for name in (SRAM, REPEATED) for cell in (f"{row.ratio(name, 'cycles'):.2f}", ram[name])]
-        lines.append(markdown_row([row.model, *cells]))
-
-    def mean(variant: str, what: str) -> str:
-        return f"**{geometric_mean([row.ratio(variant, what) for row in mine]):.2f}**"
-
-    means = [mean(FREE, "arena_bytes"), mean(FREE, "ram_bytes"), mean(FREE, "cycles"), mean(INT8, "ram_bytes")]
-    means += [mean(SRAM, "cycles"), "", mean(REPEATED, "cycles"), ""]
-    lines.append(markdown_row(["geometric mean of ratios", *means]))
-    return "\n".join(lines)
+        ram = [f"{row.variants[name].ram_bytes / 1024:.0f} ({row.ratio(name, 'ram_bytes'):.2f})" for name in VARIANTS]
+        cycles = [f"{row.ratio(name, 'cycles'):.2f}" for name in (LEAST, AUTO)]
+        lines.append(markdown_row([row.model, f"{row.variants[DEFAULT].arena_bytes / 1024:.0f}", *ram, *cycles]))
+    shown = [(name, "ram_bytes") for name in VARIANTS] + [(name, "cycles") for name in (LEAST, AUTO)]
+    means = [f"**{geometric_mean([row.ratio(name, what) for row in mine]):.2f}**" for name, what in shown]
+    return "\n".join([*lines, markdown_row(["geometric mean of ratios", "", *means])])
 
 
 def arm_table(rows: Sequence[Row], target: str) -> str:
-    """Format a Markdown table of cycles and memory relative to the Arm backend."""
-    head = ["model", "cycles", "channels last where faster", 'constants="auto", 4 MB', "weights in SRAM"]
-    head.append("SRAM of the arena that costs nothing")
+    """Format a Markdown table of cycles and RAM relative to the Arm backend."""
+    shown = [*((name, "cycles") for name in (DEFAULT, LEAST, AUTO)), *((name, "ram_bytes") for name in (DEFAULT, INT8, LEAST))]
+    head = ["model", "cycles: channels last where faster", *(f"{what.split('_')[0]}: {name}" for name, what in shown)]
     lines = [f"{target}, divided by the Arm backend's", "", markdown_row(head), markdown_row(["---"] * len(head))]
-    mine = [row for row in rows if row.target == target and row.arm_cycles]
     ratios = []
-    for row in mine:
-        arm, sram = row.arm_cycles or 1, row.arm_sram_bytes or 1
-        laid = row.cycles if row.laid_cycles is None else row.laid_cycles
-        cycles = [row.cycles, laid, row.variants[AUTO].cycles, row.variants[SRAM].cycles]
-        ratios.append((*(each / arm for each in cycles), row.variants[FREE].arena_bytes / sram))
+    for row in (row for row in rows if row.target == target and row.arm_cycles):
+        arm = {"cycles": row.arm_cycles or 1, "ram_bytes": row.arm_ram_bytes or 1}
+        laid = (row.cycles if row.laid_cycles is None else row.laid_cycles) / arm["cycles"]
+        ratios.append((laid, *(getattr(row.variants[name], what) / arm[what] for name, what in shown)))
         lines.append(markdown_row([row.model, *(f"{ratio:.2f}" for ratio in ratios[-1])]))
     means = [f"**{geometric_mean(list(column)):.2f}**" for column in zip(*ratios, strict=True)]
     return "\n".join([*lines, markdown_row(["geometric mean", *means])])

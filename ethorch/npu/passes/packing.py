@@ -13,7 +13,7 @@ from ethorch.npu.passes.segments import ALIGNMENT, Permit, Segment
 
 Ints = npt.NDArray[np.int64]
 _NEVER = 1 << 60  # an offset that no pair of segments has
-_WORK = 10_000  # placements of one search
+_WORK = 80_000  # placements of one search
 _RESTARTS = 4
 #: A size that exceeds the bound by at most these bytes and this share of the bound is not improved further.
 _NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE = 256, 0.01

@@ -33,7 +33,7 @@ def separate(stream: Stream) -> Separation:
     """Move the segments of a stream to disjoint addresses."""
     image = stream.image
     sizes = image.allocated
-    lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs)
+    lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs, divide=True)
     ends = dict.fromkeys(sizes, 0)
     moves, segments = [], []
     for segment in lifetimes.segments:

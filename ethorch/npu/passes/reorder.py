@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,10 @@ from ethorch.npu.passes.tiling import Cut, Tiler, describe_shapes
 _COUNTS = (2, 4)  # of bands of rows
 _MOST_HEADS = 16
 _LEAST_ROWS = 8  # of a part
-_REACH = 8  # units before and after the life of a segment that a window may contain
+_SEEDS = 16  # units before a segment at which parts can start
+_BEFORE = 8  # undivided units of a window before its first divided unit
+_AFTER = 64  # units after the life of a segment in which a window may end
+_MOST_SEEDS = 4  # of a segment
 _MOST_WINDOWS = 40
 _MOST_SEGMENTS = 2  # at a peak
 _HOT = 0.7  # share of the peak from which parts may help
@@ -27,6 +30,7 @@ _WORTH = 0.03  # share of the peak that a window must save
 
 
 Rate = Callable[[Sequence[Op]], int]
+Refine = Callable[[Sequence[Op]], Sequence[Op]]
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,25 @@ class _Way:
 
 
 def find_windows(
-    ops: Sequence[Op], lifetimes: Lifetimes, sizes: Mapping[int, int], first_key: int, rate: Rate, budget: int, work: int
+    ops: Sequence[Op],
+    lifetimes: Lifetimes,
+    sizes: Mapping[int, int],
+    first_key: int,
+    rate: Rate,
+    refine: Refine,
+    budget: int,
+    work: int,
 ) -> list[Window]:
     """Return disjoint windows, in stream order, whose division reduces peak memory.
 
     Args:
         ops: Operations of a stream with disjoint segments.
         rate: Function that returns the estimated cycles of operations.
+        refine: Function that returns operations with block sizes that suit them.
         budget: Maximum cycles that the windows may add.
         work: Maximum number of operations to visit or create when comparing windows.
     """
-    return _Search(ops, lifetimes, sizes, first_key, rate, budget, work).run()
+    return _Search(ops, lifetimes, sizes, first_key, rate, refine, budget, work).run()
 
 
 class _Search:
@@ -75,10 +87,11 @@ class _Search:
         sizes: Mapping[int, int],
         first_key: int,
         rate: Rate,
+        refine: Refine,
         budget: int,
         work: int,
     ):
-        self.rate, self.budget, self.work = rate, budget, work
+        self.rate, self.refine, self.budget, self.work = rate, refine, budget, work
         self.segments, self.sizes = lifetimes.segments, dict(sizes)
         self.tiler = Tiler(ops, sizes, lifetimes.segments, first_key)
         self.count = len(self.tiler.units)
@@ -116,12 +129,10 @@ class _Search:
         best: tuple[int, int, Window] | None = None
         for segment in self._list_segments(region, time):
             start, stop = min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)
-            for seed in range(min(start, time) - 1, max(start - 2 - _REACH, -1), -1):
-                if not 0 <= seed < self.count or self.tiler.units[seed].ops[0].is_dma:
-                    continue
+            for seed in self._list_seeds(max(start - 1 - _SEEDS, 0), min(start, time)):
                 signature = region, describe_shapes(self.tiler.units[seed].ops), stop - seed, time - seed
                 is_known = signature in self.ways
-                ways = [self.ways[signature]] if is_known else list(_list_ways(self.tiler.units[seed].ops[0], stop - seed))
+                ways = [self.ways[signature]] if is_known else self._list_ways(region, seed, stop)
                 most, best_way = 0, None
                 for way in ways:
                     window = None if way is None else self._tile(seed, way)
@@ -132,20 +143,22 @@ class _Search:
                         continue
                     is_best = False
                     if best is None or -saved <= best[0]:
-                        cost = self._find_cost(window)
-                        if cost > self.budget:
+                        window = self._refine(window)
+                        if window.cost > self.budget:
                             continue
-                        is_best = best is None or (-saved, cost) < best[:2]
-                        best = (-saved, cost, replace(window, cost=cost)) if is_best else best
+                        is_best = best is None or (-saved, window.cost) < best[:2]
+                        best = (-saved, window.cost, window) if is_best else best
                     if is_best or saved > most:
                         most, best_way = saved, way
                 if not is_known:
                     self.ways[signature] = best_way
         return None if best is None else best[2]
 
-    def _find_cost(self, window: Window) -> int:
+    def _refine(self, window: Window) -> Window:
         before = [op for unit in self.tiler.units[window.first : window.end] for op in unit.ops]
-        return sum(self.rate(part) for part in window.parts) - self.rate(before)  # parts of an operator are not one operator
+        parts = tuple(tuple(self.refine(part)) for part in window.parts)
+        cost = sum(map(self.rate, parts)) - self.rate(before)  # parts of an operator are not one operator
+        return replace(window, parts=parts, cost=cost)
 
     def _list_segments(self, region: int, time: int) -> list[Segment]:
         live = [
@@ -155,6 +168,43 @@ class _Search:
             if min(piece.start for piece in segment.pieces) > 0
         ]
         return sorted(live, key=lambda segment: segment.low - segment.high)[:_MOST_SEGMENTS]
+
+    def _list_seeds(self, first: int, end: int) -> list[int]:
+        """Return the units of [first, end) that write most."""
+        written = {}
+        for seed in reversed(range(first, min(end, self.count))):
+            op = self.tiler.units[seed].ops[0]
+            if not op.is_dma:
+                written[seed] = sum(access.high - access.low for access in self.tiler.accesses(op)[1])
+        return sorted(written, key=written.__getitem__, reverse=True)[:_MOST_SEEDS]
+
+    def _list_ways(self, region: int, seed: int, stop: int) -> list[_Way | None]:
+        op = self.tiler.units[seed].ops[0]
+        before, after = seed - self._find_first(seed), self._find_last(region, stop) - seed
+        extents = [op.registers[name] + 1 for name in ("OFM_HEIGHT_M1", "OFM_WIDTH_M1", "OFM_DEPTH_M1")]
+        ways: list[_Way | None] = []
+        for axis in (HEIGHT, WIDTH) if max(extents[:2]) > 1 else (DEPTH,):
+            extent = extents[axis]
+            if extent <= _MOST_HEADS:
+                counts = [n for n in range(2, extent + 1) if extent % n == 0]
+            else:
+                counts = [n for n in _COUNTS if extent >= n * _LEAST_ROWS]
+            ways += [_Way(before, after, axis, Cut(extent, count)) for count in counts]
+        return ways
+
+    def _find_first(self, seed: int) -> int:
+        """Return the first unit of a window: the writers of the operands that ``seed`` reads can run part by part."""
+        first = seed - _BEFORE
+        for access in self.tiler.accesses(self.tiler.units[seed].ops[0])[0]:
+            for segment in self.segments:
+                if segment.region == access.region and segment.low <= access.low < segment.high:
+                    first = min(first, min(piece.start for piece in segment.pieces) - 1)
+        return self.tiler.include_tables(max(first, 0), seed)
+
+    def _find_last(self, region: int, stop: int) -> int:
+        """Return the last unit of a window: the one after ``stop`` at which the fewest bytes are in use."""
+        live = self.live[region][stop : min(stop + _AFTER, self.count + 1)]
+        return stop + int(live.argmin()) - 1 if live.size else self.count - 1
 
     def _tile(self, seed: int, way: _Way) -> Window | None:
         first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
@@ -178,15 +228,3 @@ class _Search:
             if p.first in numbers and p.second in numbers
         ]
         return bound_size(segments, permits)
-
-
-def _list_ways(op: Op, life: int) -> Iterator[_Way]:
-    extents = [op.registers[name] + 1 for name in ("OFM_HEIGHT_M1", "OFM_WIDTH_M1", "OFM_DEPTH_M1")]
-    for axis in (HEIGHT, WIDTH) if max(extents[:2]) > 1 else (DEPTH,):
-        extent = extents[axis]
-        if extent <= _MOST_HEADS:
-            counts = [n for n in range(2, extent + 1) if extent % n == 0]
-        else:
-            counts = [n for n in _COUNTS if extent >= n * _LEAST_ROWS]
-        for count in counts:
-            yield _Way(_REACH, life + _REACH, axis, Cut(extent, count))

@@ -86,7 +86,7 @@ class Tiler:
         if end <= seed - first:
             return None
         units = units[:end]
-        if self.reuses_bytes([op for unit in units for op in unit.ops]):
+        if self.reuses_bytes([(op, unit.parts is not None) for unit in units for op in unit.ops]):
             return None
         self._number(units, cut.count)
         if not self._is_legal(units, cut.count):
@@ -95,6 +95,16 @@ class Tiler:
         parts = self._renumber(_list_part(units, number) for number in range(cut.count))
         remaining = {op.key for op in drop_transfers([op for ops in parts for op in ops], self._find_tables(first + end))}
         return first + end, [[op for op in ops if op.key in remaining] for ops in parts]
+
+    def include_tables(self, first: int, end: int) -> int:
+        """Return the unit at or before ``first`` from which units before ``end`` find all lookup tables loaded."""
+        start, missing = end, set[tuple[int, int]]()
+        while start > 0 and (start > first or missing):
+            start -= 1
+            for op in self.units[start].ops:
+                missing -= {(run.low, run.high) for run in op.writes if run.region == INTERNAL}
+                missing |= {(run.low, run.high) for run in op.reads if run.region == INTERNAL}
+        return start
 
     def _find_tables(self, end: int) -> npt.NDArray[np.bool_]:
         # Marks the internal bytes that units from ``end`` on read.
@@ -278,17 +288,24 @@ class Tiler:
                 self._mark([[]] * (number - 1) + [list(ops)])
         return _keeps_tables(units)
 
-    def reuses_bytes(self, ops: Sequence[Op]) -> bool:
-        """Return True if an operation overwrites bytes that an earlier one reads in a different layout.
+    def reuses_bytes(self, ops: Iterable[tuple[Op, bool]]) -> bool:
+        """Return True if an operation overwrites bytes that an earlier one reads in a different layout, and either is divided.
 
-        If both were divided, a part of the second operation could overwrite bytes that later parts of the first read.
+        A part of the second operation could overwrite bytes that later parts need.
+
+        Args:
+            ops: Operations, and whether each is divided.
         """
-        reads: list[Access] = []
-        for op in ops:
+        starts = sorted(space[:2] for space in self.spaces)
+        reads: dict[int, list[tuple[Access, bool]]] = {}  # by address range
+        for op, is_divided in ops:
             for written in self.accesses(op)[1]:
-                if any(written.overlaps(read) and not _shares_strides(written, read) for read in reads):
+                earlier = reads.get(bisect.bisect_right(starts, (written.region, written.low)), ())
+                changed = (read for read, was_divided in earlier if is_divided or was_divided)
+                if any(written.overlaps(read) and not _shares_strides(written, read) for read in changed):
                     return True
-            reads += self.accesses(op)[0]
+            for read in self.accesses(op)[0]:
+                reads.setdefault(bisect.bisect_right(starts, (read.region, read.low)), []).append((read, is_divided))
         return False
 
     def _clear(self) -> None:

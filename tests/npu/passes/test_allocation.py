@@ -208,7 +208,7 @@ def test_attention_part_by_part_needs_less_memory(target: str) -> None:
     separation = separate(before)
     apart, lifetimes = separation.stream, separation.lifetimes
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
-    windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, 0, 2_000)
+    windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, lambda ops: ops, 0, 2_000)
     after = allocation.allocate(division.apply_windows(apart, windows)).stream
     assert allocation.count_bytes(after) < 0.75 * allocation.count_bytes(before)
     assert_equal(case, after)
@@ -243,8 +243,9 @@ def test_parts_do_not_reuse_bytes_in_another_layout() -> None:
     strides = {f"OFM_STRIDE_{axis}": reader.registers[f"IFM_STRIDE_{axis}"] for axis in "XYC"}
     same, other = reader.copy(**place, **strides), reader.copy(**place, **{name: 2 * raw for name, raw in strides.items()})
     same.key, other.key = -1, -2
-    assert not tiler.reuses_bytes([reader, same])
-    assert tiler.reuses_bytes([reader, other]) and not tiler.reuses_bytes([other, reader])
+    assert not tiler.reuses_bytes([(reader, True), (same, True)])
+    assert tiler.reuses_bytes([(reader, True), (other, False)]) and tiler.reuses_bytes([(reader, False), (other, True)])
+    assert not tiler.reuses_bytes([(other, True), (reader, True)]) and not tiler.reuses_bytes([(reader, False), (other, False)])
 
 
 def test_values_end_with_their_last_read() -> None:

@@ -5,7 +5,7 @@ A transfer copies the weights before they are used, because kernels wait only fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ethorch.npu.arithmetic import ceil_div, round_up
@@ -89,11 +89,13 @@ class Writer:
             return False
         self.tables = list(zip(chosen, addresses, strict=True))
         pending: list[tuple[Piece, int, int]] = []
+        prepared: tuple[Layout, ...] = ()
         for number, (piece, batch) in enumerate(self._list_units()):
             if len(self.staged) == 1:
                 self._convolve(pending)
-            if batch == 0:
+            if piece.layouts != prepared:
                 self._prepare(piece)
+                prepared = piece.layouts
             self._write_streams(piece, batch)
             target = self.staged[number % len(self.staged)]
             self.emitter.transfer((self.region, self.written), (self.region, target), piece.size_bytes)
@@ -102,10 +104,11 @@ class Writer:
         self._convolve(pending)
         return True
 
-    def _list_units(self) -> Iterator[tuple[Piece, int]]:
-        for piece in self.pieces:
-            for batch in range(self.product.batches):
-                yield piece, batch
+    def _list_units(self) -> list[tuple[Piece, int]]:
+        pieces, batches = self.pieces, range(self.product.batches)
+        if all(piece.layouts == pieces[0].layouts for piece in pieces):
+            return [(piece, batch) for batch in batches for piece in pieces]  # the pass division can then run batch by batch
+        return [(piece, batch) for piece in pieces for batch in batches]
 
     def _prepare(self, piece: Piece) -> None:
         base = self.written
