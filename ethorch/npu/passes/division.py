@@ -12,11 +12,14 @@ from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes import block_sizes
 from ethorch.npu.passes.allocation import allocate, count_bytes
 from ethorch.npu.passes.context import Context
+from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, find_windows
 
 #: Operations that each search of windows may visit and create, in about one second.
 _WORK = (4_000, 4_000)
+#: Share of the bytes that a search must save for the next search to start.
+_PROMISING = 0.25
 #: Share of cycles that parts may add.
 TOLERANCE = 0.01
 #: Minimum share of the bytes that parts must save, as for smaller arenas.
@@ -39,14 +42,17 @@ def run(stream: Stream, context: Context) -> Stream | None:
         smaller = _divide(best, context, most, work)
         if smaller is None:
             break
+        is_promising = count_bytes(smaller) <= (1 - _PROMISING) * count_bytes(best)
         best = smaller
+        if not is_promising:
+            break
     return None if best is stream else best
 
 
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
-    separation = separate(stream)
-    apart, lifetimes = separation.stream, separation.lifetimes
+    apart = separate(stream).stream
     sizes = apart.image.allocated
+    lifetimes = find_lifetimes(apart.ops, sizes, apart.image.inputs, apart.image.outputs)  # as allocate
 
     def rate(ops: Sequence[Op]) -> int:
         return estimate(replace(apart, ops=list(ops)), context.regions, context.effects).cycles
