@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 
 from tests.helpers.random_networks.draw import Draw, Unfit
 from tests.helpers.random_networks.indices import embedding, pick, sample_grid
 from tests.helpers.random_networks.network import Network
-from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS
+from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS, STREAMS
+from tests.helpers.random_networks.registry import Operator
 
 __all__ = ["Network", "network"]
 
@@ -21,23 +23,29 @@ _ATTEMPTS = 50
 _INDEXING = [(weight, function) for weight, function in OPERATORS if function in (embedding, pick, sample_grid)]
 #: Share of networks that a function of ``FOLLOWING`` extends.
 _EXTENDED = 0.1
+#: Share of networks that a function of ``STREAMS`` extends.
+_STREAMS = 0.2
 
 
 def network(seed: int, *, extended: bool = True) -> Network:
     """Return the network of a seed. It runs, its outputs are finite, and at least one of them is not constant.
 
     Args:
-        extended: False returns the network before ``FOLLOWING`` existed.
+        extended: False returns the network before ``FOLLOWING`` and ``STREAMS`` existed.
     """
-    extended = extended and random.Random(f"extended {seed}").random() < _EXTENDED
+    extensions = []
+    if extended and random.Random(f"extended {seed}").random() < _EXTENDED:
+        extensions.append(FOLLOWING)
+    if extended and random.Random(f"streams {seed}").random() < _STREAMS:
+        extensions.append(STREAMS)
     for attempt in range(_ATTEMPTS):
-        drawn = _drawn(Draw(seed, attempt), extended)
+        drawn = _drawn(Draw(seed, attempt), extensions)
         if drawn is not None and _is_useful(drawn):
             return drawn
     raise AssertionError(f"no network of number {seed} runs in {_ATTEMPTS} attempts")
 
 
-def _drawn(d: Draw, extended: bool) -> Network | None:
+def _drawn(d: Draw, extensions: Sequence[Sequence[tuple[float, Operator]]]) -> Network | None:
     try:
         for _ in range(d.weighted(((5, 1), (2, 2), (0.5, 3)))):
             d.input(d.shape())
@@ -53,10 +61,10 @@ def _drawn(d: Draw, extended: bool) -> Network | None:
             d.weighted(_INDEXING if d.large and d.chance(0.25) else OPERATORS)(d)
         except Unfit:
             continue
-    if extended and not d.large:
+    for functions in extensions if not d.large else ():
         for _ in range(4):
             try:
-                d.weighted(FOLLOWING)(d)
+                d.weighted(functions)(d)
             except Unfit:
                 continue
             break

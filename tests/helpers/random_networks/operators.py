@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from tests.helpers.random_networks import coincidences, combinations, elementwise, indices, movement, products, registry, windows
+from tests.helpers.random_networks import (
+    coincidences,
+    combinations,
+    elementwise,
+    indices,
+    movement,
+    products,
+    registry,
+    streams,
+    windows,
+)
 
-__all__ = ["FOLLOWING", "OPERATORS", "coincidences", "combinations", "elementwise", "indices", "movement", "products", "windows"]
+__all__ = ["FOLLOWING", "OPERATORS", "STREAMS"]
+__all__ += ["coincidences", "combinations", "elementwise", "indices", "movement", "products", "streams", "windows"]
 
 #: (weight, operator). The order is a part of what a seed stands for.
 OPERATORS = sorted(registry.OPERATORS, key=lambda entry: entry[1].__name__)
 FOLLOWING = sorted(registry.FOLLOWING, key=lambda entry: entry[1].__name__)
+STREAMS = sorted(registry.STREAMS, key=lambda entry: entry[1].__name__)

@@ -1,4 +1,4 @@
-"""``OPERATORS`` and ``FOLLOWING``: functions that add lines to a ``Draw``, with their weights."""
+"""``OPERATORS``, ``FOLLOWING`` and ``STREAMS``: functions that add lines to a ``Draw``, with their weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ Operator = Callable[[Draw], object]
 OPERATORS: list[tuple[float, Operator]] = []
 #: The same for functions that only extend a complete network. A further one leaves the networks of most seeds as they are.
 FOLLOWING: list[tuple[float, Operator]] = []
+#: The same for operators that the rarer passes over command streams change.
+STREAMS: list[tuple[float, Operator]] = []
 
 
 def operator(weight: float) -> Callable[[Operator], Operator]:
@@ -27,6 +29,16 @@ def following(weight: float) -> Callable[[Operator], Operator]:
 
     def register(function: Operator) -> Operator:
         FOLLOWING.append((weight, function))
+        return function
+
+    return register
+
+
+def for_streams(weight: float) -> Callable[[Operator], Operator]:
+    """Register a function that extends a complete network by operators for passes over command streams."""
+
+    def register(function: Operator) -> Operator:
+        STREAMS.append((weight, function))
         return function
 
     return register
