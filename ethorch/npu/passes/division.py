@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from ethorch.npu.cycles import estimate
 from ethorch.npu.ir import Op, Stream
-from ethorch.npu.ir.encode import has_conflict
 from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes import block_sizes
 from ethorch.npu.passes.allocation import allocate, count_bytes
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import separate
-from ethorch.npu.passes.reorder import Window, find_windows
+from ethorch.npu.passes.reorder import Window, WindowSearch
 
-#: Operations that each search of windows may visit and create, in about one second.
+#: Operations that each search of windows may visit and create. A search takes one to five seconds.
 _WORK = (4_000, 4_000)
 #: Share of the bytes that a search must save for the next search to start.
 _PROMISING = 0.25
@@ -60,11 +59,11 @@ def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | 
     def refine(ops: Sequence[Op]) -> Sequence[Op]:
         if context.passes is not None and "block-sizes" not in context.passes:
             return ops
-        changed = block_sizes.run(replace(apart, ops=list(ops)), context)
+        changed = block_sizes.run(replace(apart, ops=list(ops)), Context(context.regions, effects=context.effects))
         return ops if changed is None else changed.ops
 
     budget = most - context.rate(stream)
-    windows = find_windows(apart.ops, lifetimes, sizes, stream.new_key(), rate, refine, budget, work)
+    windows = WindowSearch(apart.ops, lifetimes, sizes, stream.new_key(), rate, refine, budget, work).run()
     used = sorted({window.region for window in windows})
     choices = [windows, *([window for window in windows if window.region == region] for region in used if len(used) > 1)]
     for choice in choices:
@@ -98,28 +97,20 @@ def _is_worth(before: Stream, after: Stream, context: Context) -> bool:
 
 
 def apply_windows(apart: Stream, windows: Sequence[Window]) -> Stream:
+    """Replace units by the parts of windows. BLOCKDEP is derived again for these and for the kernels after them."""
     groups = group_chains(apart.ops)
-    ops: list[Op] = []
+    marked: list[tuple[Op, bool]] = []  # operations, and whether they belong to a window
     at = 0
     for window in windows:
-        ops += [op for group in groups[at : window.first] for op in group]
-        ops += window.ops
+        marked += [(op, False) for group in groups[at : window.first] for op in group]
+        marked += [(op, True) for op in window.ops]
         at = window.end
-    ops += [op for group in groups[at:] for op in group]
-    return replace(apart, ops=limit_blockdep(ops))
-
-
-def limit_blockdep(ops: Sequence[Op]) -> list[Op]:
-    """Set BLOCKDEP to 0 for each kernel that conflicts with the previous kernel, if either kernel is new."""
-    result: list[Op] = []
-    before: Op | None = None
-    for op in ops:
-        if op.is_dma:
-            result.append(op)
-            continue
-        is_new_pair = before is not None and (op.key < 0 or before.key < 0)
-        if before is not None and is_new_pair and op.registers.get("BLOCKDEP") and has_conflict(before, op):
-            op = op.copy(BLOCKDEP=0)
-        result.append(op)
-        before = op
-    return result
+    marked += [(op, False) for group in groups[at:] for op in group]
+    ops: list[Op] = []
+    follows = False
+    for op, is_inside in marked:
+        if not op.is_dma:
+            op = replace(op, before=None) if is_inside or follows else op
+            follows = is_inside
+        ops.append(op)
+    return replace(apart, ops=ops)

@@ -20,7 +20,7 @@ _COUNTS = (2, 4)  # of bands of rows
 _MOST_HEADS = 16
 _LEAST_ROWS = 8  # of a part
 _SEEDS = 16  # units before a segment at which parts can start
-_BEFORE = 8  # undivided units of a window before its first divided unit
+_BEFORE = 8  # minimum number of undivided units of a window before its first divided unit
 _AFTER = 64  # units after the life of a segment in which a window may end
 _MOST_SEEDS = 4  # of a segment
 _MOST_WINDOWS = 40
@@ -49,25 +49,8 @@ class Window:
         return [op for ops in self.parts for op in ops]
 
 
-@dataclass(frozen=True)
-class _Way:
-    before: int
-    after: int
-    axis: int
-    cut: Cut
-
-
-def find_windows(
-    ops: Sequence[Op],
-    lifetimes: Lifetimes,
-    sizes: Mapping[int, int],
-    first_key: int,
-    rate: Rate,
-    refine: Refine,
-    budget: int,
-    work: int,
-) -> list[Window]:
-    """Return disjoint windows, in stream order, whose division reduces peak memory.
+class WindowSearch:
+    """A search for disjoint windows whose division reduces peak memory.
 
     Args:
         ops: Operations of a stream with disjoint segments.
@@ -76,10 +59,7 @@ def find_windows(
         budget: Maximum cycles that the windows may add.
         work: Maximum number of operations to visit or create when comparing windows.
     """
-    return _Search(ops, lifetimes, sizes, first_key, rate, refine, budget, work).run()
 
-
-class _Search:
     def __init__(
         self,
         ops: Sequence[Op],
@@ -97,9 +77,10 @@ class _Search:
         self.count = len(self.tiler.units)
         self.live = {region: self._profile(region) for region in sizes}
         self.windows: list[Window] = []
-        self.ways: dict[object, _Way | None] = {}
+        self.cuts: dict[object, tuple[int, Cut] | None] = {}
 
     def run(self) -> list[Window]:
+        """Return the windows in stream order."""
         for region, live in self.live.items():
             peak = int(live.max())
             for time in np.argsort(-live, kind="stable"):
@@ -108,7 +89,9 @@ class _Search:
                 if not self._is_used(int(time) - 1, int(time)):
                     window = self._improve(region, int(time), peak)
                     if window is None:
-                        break  # the peak remains
+                        if live[time] == peak:  # it remains
+                            self.windows = [window for window in self.windows if window.region != region]
+                        break
                     self.budget -= max(window.cost, 0)
                     self.windows.append(replace(window, region=region, peak=int(live[time])))
         return sorted(self.windows, key=lambda window: window.first)
@@ -131,11 +114,12 @@ class _Search:
             start, stop = min(p.start for p in segment.pieces), max(p.end for p in segment.pieces)
             for seed in self._list_seeds(max(start - 1 - _SEEDS, 0), min(start, time)):
                 signature = region, describe_shapes(self.tiler.units[seed].ops), stop - seed, time - seed
-                is_known = signature in self.ways
-                ways = [self.ways[signature]] if is_known else self._list_ways(region, seed, stop)
-                most, best_way = 0, None
-                for way in ways:
-                    window = None if way is None else self._tile(seed, way)
+                is_known = signature in self.cuts
+                cuts = [self.cuts[signature]] if is_known else self._list_cuts(seed)
+                first, last = self._find_first(seed), self._find_last(region, stop)
+                most, best_cut = 0, None
+                for cut in cuts:
+                    window = None if cut is None else self._tile(first, seed, *cut, last)
                     if window is None or not window.first < time <= window.end:
                         continue
                     saved = int(self.live[region][time]) - self._measure(window, region)
@@ -149,9 +133,9 @@ class _Search:
                         is_best = best is None or (-saved, window.cost) < best[:2]
                         best = (-saved, window.cost, window) if is_best else best
                     if is_best or saved > most:
-                        most, best_way = saved, way
+                        most, best_cut = saved, cut
                 if not is_known:
-                    self.ways[signature] = best_way
+                    self.cuts[signature] = best_cut
         return None if best is None else best[2]
 
     def _refine(self, window: Window) -> Window:
@@ -178,40 +162,43 @@ class _Search:
                 written[seed] = sum(access.high - access.low for access in self.tiler.accesses(op)[1])
         return sorted(written, key=written.__getitem__, reverse=True)[:_MOST_SEEDS]
 
-    def _list_ways(self, region: int, seed: int, stop: int) -> list[_Way | None]:
+    def _list_cuts(self, seed: int) -> list[tuple[int, Cut] | None]:
+        """Return the axes and cuts to try for a unit."""
         op = self.tiler.units[seed].ops[0]
-        before, after = seed - self._find_first(seed), self._find_last(region, stop) - seed
         extents = [op.registers[name] + 1 for name in ("OFM_HEIGHT_M1", "OFM_WIDTH_M1", "OFM_DEPTH_M1")]
-        ways: list[_Way | None] = []
+        cuts: list[tuple[int, Cut] | None] = []
         for axis in (HEIGHT, WIDTH) if max(extents[:2]) > 1 else (DEPTH,):
             extent = extents[axis]
             if extent <= _MOST_HEADS:
                 counts = [n for n in range(2, extent + 1) if extent % n == 0]
             else:
                 counts = [n for n in _COUNTS if extent >= n * _LEAST_ROWS]
-            ways += [_Way(before, after, axis, Cut(extent, count)) for count in counts]
-        return ways
+            cuts += [(axis, Cut(extent, count)) for count in counts]
+        return cuts
 
     def _find_first(self, seed: int) -> int:
-        """Return the first unit of a window: the writers of the operands that ``seed`` reads can run part by part."""
+        """Return the first unit of a window: the first writer of an operand of ``seed``, and at least _BEFORE units before it.
+
+        Each of these units then runs in the first part that needs its result.
+        """
         first = seed - _BEFORE
         for access in self.tiler.accesses(self.tiler.units[seed].ops[0])[0]:
             for segment in self.segments:
                 if segment.region == access.region and segment.low <= access.low < segment.high:
                     first = min(first, min(piece.start for piece in segment.pieces) - 1)
-        return self.tiler.include_tables(max(first, 0), seed)
+        return self.tiler.include_tables(max(first, 0), seed + 1)
 
     def _find_last(self, region: int, stop: int) -> int:
         """Return the last unit of a window: the one after ``stop`` at which the fewest bytes are in use."""
         live = self.live[region][stop : min(stop + _AFTER, self.count + 1)]
         return stop + int(live.argmin()) - 1 if live.size else self.count - 1
 
-    def _tile(self, seed: int, way: _Way) -> Window | None:
-        first = max([0, seed - way.before, *(w.end for w in self.windows if w.end <= seed)])
-        last = min([self.count - 1, seed + way.after, *(w.first - 1 for w in self.windows if w.first > seed)])
+    def _tile(self, first: int, seed: int, axis: int, cut: Cut, last: int) -> Window | None:
+        first = max([first, *(w.end for w in self.windows if w.end <= seed)])
+        last = min([self.count - 1, last, *(w.first - 1 for w in self.windows if w.first > seed)])
         if self._is_used(first, last + 1) or self.tiler.work > self.work:
             return None
-        result = self.tiler.tile(first, seed, way.axis, way.cut, last)
+        result = self.tiler.tile(first, seed, axis, cut, last)
         return None if result is None else Window(first, result[0], tuple(map(tuple, result[1])))
 
     def _measure(self, window: Window, region: int) -> int:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import ethorch
 from ethorch.npu import Machine, Program
 from ethorch.npu.ir import Stream, decode
 from ethorch.npu.ir.encode import derive_waits, encode
@@ -22,14 +18,13 @@ from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.packing import bound_size, pack
 from ethorch.npu.passes.placement import separate
-from ethorch.npu.passes.reorder import find_windows
+from ethorch.npu.passes.reorder import WindowSearch
 from ethorch.npu.passes.segments import Permit, Piece, Segment
 from ethorch.npu.passes.tiling import Tiler
 from ethorch.npu.verify import decode_instructions, trace_reference, verify, verify_listing
-from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
-from tests.npu.passes.streams import list_instructions, read_rates
-from tests.npu.verify.streams import Case, benchmark_cases, compile_benchmark, compile_case, from_delegate
+from tests.npu.passes.streams import compile_long_attention, list_instructions, read_rates
+from tests.npu.verify.streams import Case, benchmark_cases, compile_benchmark, compile_case
 
 LONG = pytest.mark.long
 MODES = ("Sram_Only", "Shared_Sram", "Dedicated_Sram")
@@ -39,29 +34,6 @@ CASES = [
     ("attention", "ethos-u65-512"),
     ("attention", "ethos-u85-256"),
 ]
-
-
-class LongAttention(nn.Module):
-    """Attention whose scores are larger than its tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.project(x).reshape(1, 64, 3, 4, 4).permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q @ k.transpose(-1, -2) * 0.5, -1)
-        result: torch.Tensor = self.output((weights @ v).transpose(1, 2).reshape(1, 64, 16))
-        return result
-
-
-@cache
-def compile_attention(target: str, memory_mode: str | None = None) -> Case:
-    torch.manual_seed(0)
-    calibration = [(torch.randn(1, 64, 16),) for _ in range(2)]
-    settings = ethorch.Settings(stream="vela", memory_mode=memory_mode)
-    program = ethorch.compile(LongAttention().eval(), calibration[0], target, calibration=calibration, settings=settings)
-    return from_delegate(target, record_of(program).payloads[0])
 
 
 def simulate(payload: bytes, image: Image, seed: int, as_indices: bool = False, checks: tuple[str, ...] = ()) -> list[bytes]:
@@ -203,13 +175,13 @@ def test_separate_buffers_share_no_bytes(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["ethos-u85-256", *(pytest.param(f"ethos-{npu}", marks=LONG) for npu in ("u55-128", "u65-512"))])
 def test_attention_part_by_part_needs_less_memory(target: str) -> None:
-    case = compile_attention(target)
+    case = compile_long_attention(target)
     before = decode(case.payload, case.image)
     separation = separate(before)
     apart, lifetimes = separation.stream, separation.lifetimes
     sizes = {region: size for region, size in apart.image.sizes.items() if size}
-    windows = find_windows(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, lambda ops: ops, 0, 2_000)
-    after = allocation.allocate(division.apply_windows(apart, windows)).stream
+    search = WindowSearch(apart.ops, lifetimes, sizes, before.new_key(), lambda ops: 0, lambda ops: ops, 0, 2_000)
+    after = allocation.allocate(division.apply_windows(apart, search.run())).stream
     assert allocation.count_bytes(after) < 0.75 * allocation.count_bytes(before)
     assert_equal(case, after)
 
@@ -222,7 +194,7 @@ def optimize(stream: Stream, context: Context) -> Stream | None:
 
 def test_the_passes_add_hardly_any_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(division, "LEAST_BYTES", 0)
-    case = compile_attention("ethos-u85-256")
+    case = compile_long_attention("ethos-u85-256")
     before = decode(case.payload, case.image)
     context = Context(read_rates("ethos-u85-256"))
     after = optimize(before, context)
@@ -234,7 +206,7 @@ def test_the_passes_add_hardly_any_cycles(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_parts_do_not_reuse_bytes_in_another_layout() -> None:
-    case = compile_attention("ethos-u85-256")
+    case = compile_long_attention("ethos-u85-256")
     separation = separate(decode(case.payload, case.image))
     apart, lifetimes = separation.stream, separation.lifetimes
     tiler = Tiler(apart.ops, {region: size for region, size in apart.image.sizes.items() if size}, lifetimes.segments, -1)
@@ -287,5 +259,5 @@ def test_networks_compute_equal_bytes(name: str, target: str) -> None:
     ],
 )
 def test_memory_modes(target: str, memory_mode: str) -> None:
-    case = compile_attention(target, memory_mode)
+    case = compile_long_attention(target, memory_mode=memory_mode)
     assert_network(replace(case, name="attention"), Context(read_rates(target)))
