@@ -13,39 +13,34 @@ import torch
 from tests.helpers.random_networks.draw import Draw, Unfit
 from tests.helpers.random_networks.indices import embedding, pick, sample_grid
 from tests.helpers.random_networks.network import Network
-from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS, STREAMS
-from tests.helpers.random_networks.registry import Operator
+from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS
 
 __all__ = ["Network", "network"]
 
 _ATTEMPTS = 50
 #: Operators that large networks contain more often, because they have many indices.
 _INDEXING = [(weight, function) for weight, function in OPERATORS if function in (embedding, pick, sample_grid)]
-#: Share of networks that a function of ``FOLLOWING`` extends.
-_EXTENDED = 0.1
-#: Share of networks that a function of ``STREAMS`` extends.
-_STREAMS = 0.2
+#: Group of ``FOLLOWING`` -> salt of the draw, and share of networks that it extends.
+_EXTENSIONS = {"coincidences": ("extended", 0.1), "streams": ("streams", 0.2)}
 
 
 def network(seed: int, *, extended: bool = True) -> Network:
     """Return the network of a seed. It runs, its outputs are finite, and at least one of them is not constant.
 
     Args:
-        extended: False returns the network before ``FOLLOWING`` and ``STREAMS`` existed.
+        extended: False returns the network before ``FOLLOWING`` existed.
     """
-    extensions = []
-    if extended and random.Random(f"extended {seed}").random() < _EXTENDED:
-        extensions.append(FOLLOWING)
-    if extended and random.Random(f"streams {seed}").random() < _STREAMS:
-        extensions.append(STREAMS)
+    groups = [
+        group for group, (salt, share) in _EXTENSIONS.items() if extended and random.Random(f"{salt} {seed}").random() < share
+    ]
     for attempt in range(_ATTEMPTS):
-        drawn = _drawn(Draw(seed, attempt), extensions)
+        drawn = _drawn(Draw(seed, attempt), groups)
         if drawn is not None and _is_useful(drawn):
             return drawn
     raise AssertionError(f"no network of number {seed} runs in {_ATTEMPTS} attempts")
 
 
-def _drawn(d: Draw, extensions: Sequence[Sequence[tuple[float, Operator]]]) -> Network | None:
+def _drawn(d: Draw, groups: Sequence[str]) -> Network | None:
     try:
         for _ in range(d.weighted(((5, 1), (2, 2), (0.5, 3)))):
             d.input(d.shape())
@@ -61,10 +56,10 @@ def _drawn(d: Draw, extensions: Sequence[Sequence[tuple[float, Operator]]]) -> N
             d.weighted(_INDEXING if d.large and d.chance(0.25) else OPERATORS)(d)
         except Unfit:
             continue
-    for functions in extensions if not d.large else ():
+    for group in groups if not d.large else ():
         for _ in range(4):
             try:
-                d.weighted(functions)(d)
+                d.weighted(FOLLOWING[group])(d)
             except Unfit:
                 continue
             break

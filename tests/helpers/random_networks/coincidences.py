@@ -29,7 +29,7 @@ def computed(d: Draw) -> Value:
     return d.unary(x)
 
 
-@following(2)
+@following(2, "coincidences")
 def slices_of_as_many(d: Draw) -> None:
     """Slice a tensor with as many elements as ``x`` and broadcast the slices along other axes of ``x``.
 
@@ -60,7 +60,7 @@ def slices_of_as_many(d: Draw) -> None:
         d.emit(f"{x} {d.one('+*')} {d.tensor_operand(x)}")
 
 
-@following(2)
+@following(2, "coincidences")
 def along_columns(d: Draw) -> None:
     """Apply an operator along the last axis of reversed rows, of a sum of rows, or of a column with another reader."""
     way = d.weighted(((1, "reversed"), (2, "sum"), (2, "column")))

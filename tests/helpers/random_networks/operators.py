@@ -14,10 +14,9 @@ from tests.helpers.random_networks import (
     windows,
 )
 
-__all__ = ["FOLLOWING", "OPERATORS", "STREAMS"]
+__all__ = ["FOLLOWING", "OPERATORS"]
 __all__ += ["coincidences", "combinations", "elementwise", "indices", "movement", "products", "streams", "windows"]
 
 #: (weight, operator). The order is a part of what a seed stands for.
 OPERATORS = sorted(registry.OPERATORS, key=lambda entry: entry[1].__name__)
-FOLLOWING = sorted(registry.FOLLOWING, key=lambda entry: entry[1].__name__)
-STREAMS = sorted(registry.STREAMS, key=lambda entry: entry[1].__name__)
+FOLLOWING = {group: sorted(entries, key=lambda entry: entry[1].__name__) for group, entries in registry.FOLLOWING.items()}

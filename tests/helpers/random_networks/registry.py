@@ -1,4 +1,4 @@
-"""``OPERATORS``, ``FOLLOWING`` and ``STREAMS``: functions that add lines to a ``Draw``, with their weights."""
+"""``OPERATORS`` and ``FOLLOWING``: functions that add lines to a ``Draw``, with their weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tests.helpers.random_networks.draw import Draw, Unfit
 Operator = Callable[[Draw], object]
 #: (weight, operator)
 OPERATORS: list[tuple[float, Operator]] = []
-#: The same for functions that only extend a complete network. A further one leaves the networks of most seeds as they are.
-FOLLOWING: list[tuple[float, Operator]] = []
-#: The same for operators that the rarer passes over command streams change.
-STREAMS: list[tuple[float, Operator]] = []
+#: Group -> the same for functions that only extend a complete network. A further one leaves the networks of most seeds as they are.
+FOLLOWING: dict[str, list[tuple[float, Operator]]] = {"coincidences": [], "streams": []}
 
 
 def operator(weight: float) -> Callable[[Operator], Operator]:
@@ -24,21 +22,11 @@ def operator(weight: float) -> Callable[[Operator], Operator]:
     return register
 
 
-def following(weight: float) -> Callable[[Operator], Operator]:
+def following(weight: float, group: str) -> Callable[[Operator], Operator]:
     """Register a function that extends a complete network."""
 
     def register(function: Operator) -> Operator:
-        FOLLOWING.append((weight, function))
-        return function
-
-    return register
-
-
-def for_streams(weight: float) -> Callable[[Operator], Operator]:
-    """Register a function that extends a complete network by operators for passes over command streams."""
-
-    def register(function: Operator) -> Operator:
-        STREAMS.append((weight, function))
+        FOLLOWING[group].append((weight, function))
         return function
 
     return register

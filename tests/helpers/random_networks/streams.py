@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.helpers.random_networks.draw import Draw
-from tests.helpers.random_networks.registry import for_streams
+from tests.helpers.random_networks.registry import following
 
 
-@for_streams(1)
+@following(1, "streams")
 def attention_over_many_tokens(d: Draw) -> None:
     """Attention with one projection per operand, over 24 to 48 tokens."""
     heads, width = d.one((1, 2, 3, 4)), d.one((8, 16, 16, 32))
@@ -25,7 +25,7 @@ def attention_over_many_tokens(d: Draw) -> None:
     d.emit(f"{result}.transpose(1, 2).flatten(2)")
 
 
-@for_streams(1.5)
+@following(1.5, "streams")
 def repeated_layer(d: Draw) -> None:
     """A recurrent layer, or a linear layer that is applied to its own result three to five times."""
     width, steps = d.one((32, 48, 64, 96)), d.between(3, 5)

@@ -119,6 +119,17 @@ def test_results_are_equal(target: str, shape: Shape) -> None:
     assert sum(op.name == "NPU_OP_CONV" for op in changed.ops) >= shape.batches
 
 
+def test_pieces_with_equal_layouts_share_header_and_end() -> None:
+    """All pieces of a batch come before the next batch, so that the pass ``division`` can run batch by batch."""
+    shape = Shape(3, 256, 256, 8)
+    changed = check(*compile_product(shape, "ethos-u55-128"))
+    lines = [op for op in changed.ops if op.is_dma and op.registers["DMA0_LEN"] == LINE]
+    assert len(lines) == 2
+    places = [op.registers["OFM_BASE0"] for op in changed.ops if op.name == "NPU_OP_CONV"]
+    batches = [(place - min(places)) // (shape.rows * shape.columns) for place in places]
+    assert len(places) >= 2 * shape.batches and batches == sorted(batches)
+
+
 @pytest.mark.parametrize("dtype", ["INT16", "INT32"])
 def test_wider_results_are_equal(dtype: str) -> None:
     check(*compile_product(SMALL[1], "ethos-u55-128", dtype=dtype))
