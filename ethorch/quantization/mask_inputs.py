@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
 from ethorch.lower.ops.arithmetic import add
-from ethorch.lower.ops.softmax import softmax
+from ethorch.lower.ops.softmax import log_softmax, softmax
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import EXTENSION, ROOM_INT8, ActivationObserver, find_leader
 from ethorch.quantization.passes.mask_tensors import MOVERS, SOFTMAX, SUNK
@@ -23,13 +23,17 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection for softmax inputs, for program inputs added to scores, and for these sums.
+    """Enable mask detection for inputs of softmax, results of log_softmax, program inputs added to scores, and these sums.
 
     Their ranges are extended, so that masked scores are always below unmasked scores.
     """
     for node in model.graph.nodes:
-        if node.op == "call_function" and find(node.target) is softmax:
-            scores = find_leader(observers.get((node.args[0], node)))
+        spec = find(node.target) if node.op == "call_function" else None
+        places: list[Any] = [(node.args[0], node)] if spec in (softmax, log_softmax) else []
+        if spec is log_softmax:
+            places += [node, *((node, user) for user in node.users)]
+        for place in places:
+            scores = find_leader(observers.get(place))
             if isinstance(scores, ActivationObserver):
                 scores.may_mask = True
     for source in model.graph.find_nodes(op="placeholder"):

@@ -214,3 +214,47 @@ def test_a_product_that_no_softmax_reads_is_data() -> None:
     inputs = [(torch.rand(3, N), torch.randn(3, N)) for _ in range(8)]
     quantized = converted(Scaled(), inputs, "ethos-u55-128", get_symmetric_quantization_config())
     assert sqnr_db(Scaled()(*inputs[0]), quantized(*inputs[0])) > 30
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> Any:
+        return self.function(*values)
+
+
+def rate_on(function: Any, inputs: list[tuple[Tensor, ...]]) -> float:
+    model = Function(function)
+    quantized = converted(model, inputs, "ethos-u85-256", get_symmetric_quantization_config())
+    return sqnr_db(model(*inputs[0]), quantized(*inputs[0]))
+
+
+def test_float_inputs_times_large_numbers_are_no_masks() -> None:
+    torch.manual_seed(3)
+    times = [(torch.randn(3, 16), 3e-4 * torch.rand(3, 16)) for _ in range(8)]
+    assert rate_on(lambda x, t: torch.exp(t * -1e4), times) > 30
+    assert rate_on(lambda x, t: torch.softmax(x - 1e4 * t, -1), times) > 30
+    masks = [(x, (t > 2e-4).float()) for x, t in times]
+    assert rate_on(lambda x, mask: torch.softmax(x + mask * -1e4, -1), masks) > 30
+    assert rate_on(lambda x, mask: torch.softmax(x - mask * 1e9, -1), masks) > 30
+
+
+@pytest.mark.parametrize("value", [-1e9, INF])
+def test_unmasked_results_of_log_softmax(value: float) -> None:
+    torch.manual_seed(4)
+    inputs = [(torch.randn(3, 16), torch.rand(3, 16) < 0.3) for _ in range(8)]
+    assert rate_on(lambda x, mask: x.masked_fill(mask, value).log_softmax(-1).masked_fill(mask, 0.0), inputs) > 30
+    assert rate_on(lambda x, mask: x.masked_fill(mask & FUTURE[0, 0], value).log_softmax(-1)[:, :1], inputs) > 30
+
+
+def test_masked_values_that_an_operator_reads_twice() -> None:
+    torch.manual_seed(5)
+    inputs = [(torch.randn(3, 16), torch.rand(3, 16) < 0.3) for _ in range(8)]
+
+    def double(x: Tensor, mask: Tensor) -> Tensor:
+        y = x.masked_fill(mask, -1e4)
+        return torch.softmax(y + y, -1)
+
+    assert rate_on(double, inputs) > 30

@@ -27,6 +27,8 @@ from ethorch.lower.fx.node import (
     op_name,
     shape_of_values,
 )
+from ethorch.lower.ops.division import remainder as remainder_of_tensors
+from ethorch.lower.ops.rounding import remainder
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.models.open_sizes import OpenSize, is_dynamic, is_size
 from ethorch.quantization.passes.context import PassContext
@@ -218,3 +220,29 @@ def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambd
             outputs = s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
             replace(node, outputs[0])
             model.graph.erase_node(node)
+
+
+def correct_remainders(graph_module: GraphModule, context: PassContext) -> None:
+    """Give remainders of integers the sign of the divisor. ExecuTorch's kernel returns remainders with the sign of the dividend."""
+    for node in [node for node in graph_module.graph.nodes if find(node.target) in (remainder, remainder_of_tensors)]:
+        x, y = node.args
+        if not all(map(_is_signed, (node, x, y))):
+            continue
+        s = AtenBuilder(graph_module, node, context.limits)
+        rest = s(node.target, x, y)
+        if isinstance(y, Node):
+            signs_differ = s(aten.ne.Tensor, s(aten.lt.Scalar, rest, 0), s(aten.lt.Scalar, y, 0))
+            is_wrong = s(aten.logical_and.default, s(aten.ne.Scalar, rest, 0), signs_differ)
+            moved = s(aten.add.Tensor, rest, y)
+        else:
+            is_wrong = s((aten.lt if y > 0 else aten.gt).Scalar, rest, 0)
+            moved = s(aten.add.Scalar, rest, y)
+        replace(node, s(aten.where.self, is_wrong, moved, rest))
+        graph_module.graph.erase_node(node)
+
+
+def _is_signed(arg: Any) -> bool:
+    if not isinstance(arg, Node):
+        return isinstance(arg, int) and not isinstance(arg, bool)
+    dtype = arg.meta["val"].dtype
+    return bool(dtype.is_signed and not dtype.is_floating_point and not dtype.is_complex)

@@ -27,6 +27,7 @@ from ethorch.lower.ops.slicing import flip, roll, select, slice_
 from ethorch.lower.ops.softmax import log_softmax, logsumexp, softmax
 from ethorch.lower.ops.spec import find
 from ethorch.lower.ops.unary import exp, rsub
+from ethorch.support import trees
 
 aten = torch.ops.aten
 
@@ -148,27 +149,28 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
     If only a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
     """
-    for factor, number in ((x, y), (y, x)):
-        value = s.number(number)
-        if value is not None and _masks(s, value) and isinstance(factor, Node):
-            softens = only_softmax_reads(node)
-            hidden = _is_one(s, factor, softens=softens)
-            if hidden is None and softens and value <= MASKED:
-                hidden = s(aten.gt.Scalar, factor, 0.5)
-            if hidden is not None:
-                return emit_mask(s, node, Mask(hidden, torch.zeros(())))
-    return None
+    hidden = _find_hidden(s, node, x, y, sign=1)
+    return None if hidden is None else emit_mask(s, node, Mask(hidden, torch.zeros(())))
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return the tensor of zeros and ones multiplied by a number >= ``-HUGE``, as bool, or None."""
+    """Return the tensor of zeros and ones multiplied by a number >= ``-HUGE``, as bool, or None. See ``product``."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
+    return _find_hidden(s, arg, x, y, sign=-1)
+
+
+def _find_hidden(s: AtenBuilder, node: Node, x: Any, y: Any, sign: int) -> Truth | None:
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
-        if value is not None and _masks(s, -value) and isinstance(factor, Node):
-            return _is_one(s, factor, softens=only_softmax_reads(arg))
+        if value is not None and _masks(s, sign * value) and isinstance(factor, Node):
+            softens = only_softmax_reads(node)
+            hidden = _is_one(s, factor, softens=softens)
+            if hidden is None and softens and sign * value <= MASKED:
+                hidden = s(aten.gt.Scalar, factor, 0.5)
+            if hidden is not None:
+                return hidden
     return None
 
 
@@ -222,7 +224,7 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
     """Convert ``x``, a tensor of zeros and ones, to bool. Return None if it may contain other values."""
     # ``x`` may be a cast of a bool tensor, also if moved, subtracted from 1 or multiplied. If a softmax reads the product, ``x``
-    # may also be a program input.
+    # may also be an integer input. For float inputs, calibration decides (``mask_inputs``).
     spec = find(x.target) if x.op == "call_function" else None
     if x.meta["val"].dtype == torch.bool:
         return truth_of(s, x)
@@ -238,9 +240,9 @@ def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
         if inner is None or spec not in MOVERS:
             return inner
         return _move(s, x, expand_truth(s, inner, shape_of(source)))
-    if x.op != "placeholder" or not softens:
+    if x.op != "placeholder" or is_float(x) or not softens:
         return None
-    return s(aten.gt.Scalar, x, 0.5 if is_float(x) else 0)
+    return s(aten.gt.Scalar, x, 0)
 
 
 def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
@@ -274,7 +276,7 @@ def only_softmax_reads(node: Node) -> bool:
 
 def _saturates(node: Node) -> bool:
     # Returns True for a function of one tensor, such as sigmoid or gelu, that is nearly constant below -8.
-    if node.all_input_nodes != [node.args[0]]:
+    if [arg for arg in trees.leaves((node.args, node.kwargs)) if isinstance(arg, Node)] != [node.args[0]]:
         return False
     *results, masked = node.target(torch.tensor([-8.0, 0.0, 8.0, HUGE]), *node.args[1:], **node.kwargs).tolist()  # type: ignore[operator]
     return bool(abs(results[0] - masked) <= 1e-3 * (max(results) - min(results)))

@@ -29,7 +29,7 @@ from ethorch.quantization.passes.cleanup import (
 from ethorch.quantization.passes.complex_tensors import lower_complex
 from ethorch.quantization.passes.constants import fold_constants, promote_constants, promote_integers
 from ethorch.quantization.passes.context import PassContext
-from ethorch.quantization.passes.decompose import decompose_composites, fix_batch_norms, hoist_clamps
+from ethorch.quantization.passes.decompose import correct_remainders, decompose_composites, fix_batch_norms, hoist_clamps
 from ethorch.quantization.passes.experts import lower_experts
 from ethorch.quantization.passes.float_types import convert_float_types
 from ethorch.quantization.passes.functionalize import functionalize
@@ -112,6 +112,8 @@ PASSES = (
     Pass("tabulate_positions", tabulate_positions, after=("narrow_indices", "unify_masks")),
     # The passes before this one match views of an index before its cast.
     Pass("cast_inputs_first", cast_inputs_first, after=("narrow_indices", "tabulate_positions")),
+    # The passes before this one match remainders of indices.
+    Pass("correct_remainders", correct_remainders, after=("decompose_composites", "narrow_indices", "tabulate_positions")),
     # Narrowing replaces casts.
     Pass("copy_returned_casts", copy_returned_casts, after=("narrow_indices",)),
     # Later constants would not be promoted.
