@@ -219,7 +219,7 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     """Return x - y * floor(x / y).
 
-    For integers, this result has the sign of y. The result of ExecuTorch's CPU kernel has the sign of x.
+    For integers, the result has the sign of y, also on the CPU.
     """
     return _remainder(s, x, y, "floor")
 
