@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
-from ethorch.quantization.calibration_checks import InputStatistics, check_method, warn_about
-from ethorch.quantization.passes.mask_tensors import SUNK, is_mask
+from ethorch.quantization.calibration_checks import InputStatistics, check_method, warn_about, warn_about_mask
+from ethorch.quantization.passes.mask_tensors import APART, HUGE, SUNK, is_mask
 from ethorch.quantization.range_search import HALF_BINS, Observations, least_squares_range, percentile_range
 from ethorch.support.errors import QuantizationError
 
@@ -149,6 +149,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 self.seen.infinite |= high == math.inf
                 return
             low, high = (float(v) for v in torch.aminmax(values))
+        if max(-low, high) >= -HUGE:
+            self.seen.separate(values.abs(), -HUGE)
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
@@ -226,6 +228,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                     f"{self.name or 'a tensor'}: expected a range whose width is at most {torch.finfo(torch.float32).max:.4g}, got "
                     f"{low:.4g} to {high:.4g}. Divide the inputs of the model by a constant, or clamp the values in the model.",
                 )
+            if self.seen.large >= APART * max(1.0, self.seen.small):
+                warn_about_mask(self.name, self.seen.small, self.seen.large, float(self._qparams[0].max()))
         return self._qparams
 
     def _calculate_centered(self, low: float, high: float) -> tuple[Tensor, Tensor] | None:

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _NOISE, _SIGNAL = 0.1, 0.3
 _ENOUGH = 256  # minimum number of elements for a significant correlation
 _LEAST_EXTENT = 8  # of an axis whose neighbors are compared
+_FEW_STEPS = 16
 
 
 _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
@@ -95,6 +96,19 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
             "all calibration tensors of input %s look like noise, because neighboring elements do not correlate. Calibrate with "
             "real inputs, because ranges from random tensors do not fit real inputs. [calibration.noise]",
             name,
+        )
+
+
+def warn_about_mask(name: str, small: float, large: float, scale: float) -> None:
+    """Warn that large magnitudes, probably of a mask, leave fewer than 16 steps for the other values of a tensor."""
+    if small < _FEW_STEPS * scale and not _MUTED.get():
+        logger.warning(
+            "%s contains magnitudes of at least %.4g and others of at most %.4g, for which a step of %.4g is too large. If the "
+            "large values mask elements, use -inf before a maximum and +inf before a minimum. [calibration.mask]",
+            name or "a tensor",
+            large,
+            small,
+            scale,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,6 +42,7 @@ class Observations:
         elements: Number of finite, unmasked elements.
         reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.
         nonzero: Number of nonzero elements counted in the histogram.
+        small, large: Largest magnitude below a limit, and smallest magnitude from the limit on, of tensors with both.
     """
 
     inputs: int = 0
@@ -50,6 +52,15 @@ class Observations:
     elements: int = 0
     reach: float = 0.0
     nonzero: float = 0.0
+    small: float = 0.0
+    large: float = 0.0
+
+    def separate(self, magnitudes: Tensor, limit: float) -> None:
+        """Update ``small`` and ``large``, unless all magnitudes are at least ``limit``."""
+        small, large = magnitudes[magnitudes < limit], magnitudes[magnitudes >= limit]
+        if small.numel():
+            self.small = max(self.small, float(small.max()))
+            self.large = min(self.large or math.inf, float(large.min()))
 
 
 def bin_centres(reach: float) -> Floats:

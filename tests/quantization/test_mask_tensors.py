@@ -258,3 +258,55 @@ def test_masked_values_that_an_operator_reads_twice() -> None:
         return torch.softmax(y + y, -1)
 
     assert rate_on(double, inputs) > 30
+
+
+RAISED: dict[str, Any] = {
+    "softmin": lambda x, mask, value: F.softmin(x.abs().masked_fill(mask, value), -1),
+    "negated sum": lambda x, mask, value: torch.softmax(-(x.abs() + mask.float() * value), -1),
+    "scaled where": lambda x, mask, value: torch.softmax(torch.where(mask, value, x * x).view(3, 4, 4) / -0.5, -1),
+    "one minus": lambda x, mask, value: torch.softmax(1 - x.masked_fill(mask, value), -1),
+    "join": lambda x, mask, value: torch.softmax(-torch.cat([x.masked_fill(mask, value), x], -1), -1),
+    "exp": lambda x, mask, value: torch.exp(-x.abs().masked_fill(mask, value)),
+    "argmin": lambda x, mask, value: x.masked_fill(mask, value).argmin(-1).float(),
+}
+EXTREMES: dict[str, Any] = {
+    "amin of a sum": lambda x, mask, value: (x + mask.float() * value).amin(-1),
+    "min": lambda x, mask, value: x.masked_fill(mask, value).min(-1)[0],
+    "topk of a sum": lambda x, mask, value: (x + mask.float() * value).topk(3, largest=False)[0],
+    "amax": lambda x, mask, value: x.masked_fill(mask, -value).amax(-1),
+    "max pool": lambda x, mask, value: F.adaptive_max_pool1d((x - mask.float() * value)[None], 1),
+    "sort": lambda x, mask, value: x.masked_fill(mask, -value).sort(-1, descending=True)[0][:, :3],
+}
+
+
+def draw_masked() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(6)
+    return [(torch.randn(3, 16), (torch.rand(3, 16) < 0.3) & (torch.arange(16) >= 3)) for _ in range(8)]
+
+
+@pytest.mark.parametrize("value", [1e4, pytest.param(1e9, marks=pytest.mark.long)])
+@pytest.mark.parametrize("function", RAISED)
+def test_a_large_number_before_a_negation_masks(function: str, value: float) -> None:
+    assert rate_on(lambda x, mask: RAISED[function](x, mask, value), draw_masked()) > 30
+
+
+@pytest.mark.parametrize("function", EXTREMES)
+def test_an_extreme_ignores_masks(function: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A smaller number, which an extreme could return, remains a number. A warning says what it costs."""
+    assert rate_on(lambda x, mask: EXTREMES[function](x, mask, 1e9), draw_masked()) > 30
+    assert "[calibration.mask]" not in caplog.text
+    rate_on(lambda x, mask: EXTREMES[function](x, mask, 1e4), draw_masked())
+    assert "contains magnitudes of at least 1e+04 and others of at most" in caplog.text
+    assert "use -inf before a maximum and +inf before a minimum. [calibration.mask]" in caplog.text
+
+
+def test_large_values_are_no_masks(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(7)
+    times = [(torch.rand(3, 16),) for _ in range(8)]
+    assert rate_on(lambda t: (t * 1e9).amin(-1), times) > 30
+    assert rate_on(lambda t: (t * 1e5).amin(-1), times) > 30
+    assert rate_on(lambda t: -(t * 1e5), times) > 30
+    assert rate_on(lambda t: (t * -1e9).amax(-1), times) > 30
+    assert rate_on(lambda t: torch.exp(torch.relu(t) * 1e-9 * -1e9), times) > 30
+    assert rate_on(lambda t: torch.sigmoid(torch.relu(t - 0.5) * -1e9), times) > 20
+    assert "[calibration.mask]" not in caplog.text

@@ -15,7 +15,7 @@ from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, WindowSearch
 
-#: Operations that each search of windows may visit and create. A search takes one to five seconds.
+#: Maximum operations that a search of windows visits and creates. It lasts one to five seconds.
 _WORK = (4_000, 4_000)
 #: Share of the bytes that a search must save for the next search to start.
 _PROMISING = 0.25

@@ -66,7 +66,7 @@ def _fill(s: AtenBuilder, node: Node, x: Any, mask: Any, value: Any) -> Node | N
 
 
 def _pad(s: AtenBuilder, node: Node, x: Node, pad: Any, value: float = 0.0, mode: str = "constant") -> Node | None:
-    if value > mask_tensors.HUGE or not mask_tensors.only_softmax_reads(node):
+    if value > mask_tensors.HUGE or not mask_tensors.ignores_magnitudes(node):
         return None
     hidden = aten.constant_pad_nd.default(torch.zeros(shape_of(x), dtype=torch.bool), pad, True)
     return mask_scores(s, s(aten.constant_pad_nd.default, x, pad, 0.0), hidden)
@@ -113,9 +113,6 @@ def _add_masks(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def _subtract(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Node | None:
-    hidden = mask_tensors.subtrahend(s, y) if alpha == 1 and _as_large(x, node) else None
-    if hidden is not None:
-        return mask_scores(s, x, hidden)
     return _later(s, node, x, y) if is_unified(x) and alpha == 1 else None
 
 

@@ -6,7 +6,7 @@ A mask is the result of ``where`` or ``masked_fill``, or the product of a maskin
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,23 +25,24 @@ from ethorch.lower.ops.selection import masked_fill
 from ethorch.lower.ops.shape import identity, permute, view
 from ethorch.lower.ops.slicing import flip, roll, select, slice_
 from ethorch.lower.ops.softmax import log_softmax, logsumexp, softmax
-from ethorch.lower.ops.spec import find
+from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.ops.unary import exp, rsub
 from ethorch.support import trees
 
 aten = torch.ops.aten
 
-HUGE = -1e4  #: largest masking number of values that only a softmax reads. In all others, only numbers <= ``MASKED`` mask.
+HUGE = -1e4  #: largest masking number of values that only softmax or argmax reads. In all others, only numbers <= ``MASKED`` mask.
 SUNK = HUGE / 2  #: upper limit of masked values after the addition of scores
-_APART = 100.0  #: minimum ratio of the magnitudes of masking numbers to all other numbers
+APART = 100.0  #: minimum ratio of the magnitudes of masking numbers to all other numbers
 #: Operators that only move elements.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
 #: Operators that select elements of their first operand.
 PICKERS = (index, index_select, gather, embedding)
 #: Operators that return about 0 for masked scores.
 SOFTMAX = (softmax, log_softmax, exp)
+_SUMS = (softmax, log_softmax, logsumexp)
 #: Operators whose result for values <= ``HUGE`` does not depend on the exact value.
-_READERS = (*SOFTMAX, logsumexp, argmax)
+_READERS = (*_SUMS, exp, argmax)
 
 #: A bool node or constant.
 Truth = Node | torch.Tensor
@@ -100,7 +101,7 @@ def huge(s: AtenBuilder, arg: Any) -> float | None:
 
 
 def _masks(s: AtenBuilder, value: float) -> bool:
-    return value <= HUGE and (value <= MASKED or only_softmax_reads(s.node))
+    return value <= HUGE and (value <= MASKED or ignores_magnitudes(s.node))
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
@@ -128,7 +129,7 @@ def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
     if not hidden.any():
         return False
     rest = values.masked_fill(hidden, 0.0)
-    return float(values[hidden].max()) <= -_APART * max(1.0, float(rest.abs().max()))
+    return float(values[hidden].max()) <= -APART * max(1.0, float(rest.abs().max()))
 
 
 def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
@@ -149,28 +150,15 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
     If only a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only zeros and ones.
     """
-    hidden = _find_hidden(s, node, x, y, sign=1)
-    return None if hidden is None else emit_mask(s, node, Mask(hidden, torch.zeros(())))
-
-
-def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return the tensor of zeros and ones multiplied by a number >= ``-HUGE``, as bool, or None. See ``product``."""
-    if not isinstance(arg, Node) or find(arg.target) is not mul:
-        return None
-    x, y = arg.args[:2]
-    return _find_hidden(s, arg, x, y, sign=-1)
-
-
-def _find_hidden(s: AtenBuilder, node: Node, x: Any, y: Any, sign: int) -> Truth | None:
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
-        if value is not None and _masks(s, sign * value) and isinstance(factor, Node):
+        if value is not None and _masks(s, value) and isinstance(factor, Node):
             softens = only_softmax_reads(node)
             hidden = _is_one(s, factor, softens=softens)
-            if hidden is None and softens and sign * value <= MASKED:
+            if hidden is None and softens and value <= MASKED:
                 hidden = s(aten.gt.Scalar, factor, 0.5)
             if hidden is not None:
-                return hidden
+                return emit_mask(s, node, Mask(hidden, torch.zeros(())))
     return None
 
 
@@ -259,11 +247,20 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
 
 def only_softmax_reads(node: Node) -> bool:
     """Return True if only operators like softmax read ``node``, directly or after operators that move or scale values."""
+    return _is_only_read_by(node, lambda user, spec: spec in _SUMS)
+
+
+def ignores_magnitudes(node: Node) -> bool:
+    """Return True if only operators like softmax, argmax and functions that saturate read ``node``, as above."""
+    return _is_only_read_by(node, lambda user, spec: spec in _READERS or (spec.pointwise and _saturates(user)))
+
+
+def _is_only_read_by(node: Node, is_reader: Callable[[Node, OpSpec], bool]) -> bool:
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
             spec = find(user.target) if user.op == "call_function" else None
-            if user in seen or spec in _READERS or (spec is not None and spec.pointwise and _saturates(user)):
+            if user in seen or (spec is not None and is_reader(user, spec)):
                 continue
             rule = None if spec is None else spec.rule(user)
             carries = spec is not None and rule is not None and (spec.pointwise or rule.output == "same" or rule.joins)

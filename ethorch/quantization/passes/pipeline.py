@@ -41,6 +41,7 @@ from ethorch.quantization.passes.index_inputs import (
     narrow_indices,
     tabulate_positions,
 )
+from ethorch.quantization.passes.negated_masks import negate_masks
 from ethorch.quantization.passes.state_buffers import register_written_parameters
 from ethorch.quantization.passes.top_k import lower_top_k
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
@@ -104,6 +105,8 @@ PASSES = (
     Pass("bypass_joins", bypass_joins, after=("decompose_composites",), before=("fold_constants_again",)),
     # Decompositions emit operators of constants (attention masks).
     Pass("fold_constants_again", fold_constants, after=("decompose_composites",)),
+    # Matches decomposed minima and folded masks.
+    Pass("negate_masks", negate_masks, after=("decompose_composites", "fold_constants_again"), before=("unify_masks",)),
     # Requires decomposed attention and folded masks.
     Pass("unify_masks", unify_masks, after=("decompose_composites", "fold_constants_again")),
     # Decompositions emit index operators.
