@@ -8,7 +8,9 @@ flows is replaced. The flow of the Arm backend is that of the suite, except that
 Arm's simulator, which no package registry contains.
 
 Suite SNR is the suite's own figure: the program against the fake-quantized module. Float SNR is against the float module, on the
-calibration inputs. A case is not *wholly* delegated if it has a CPU operator other than quantize and dequantize.
+calibration inputs. A case is not *wholly* delegated if it has a CPU operator other than quantize and dequantize. The last lists
+contain the cases in which ethorch needs more NPU cycles or a larger ``.pte``, if both are wholly delegated and their float SNRs
+differ by less than 3 dB.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ from bench.compile import DEFAULT_TARGETS, provenance
 from bench.implementation import BOUNDARY, IMPLEMENTATIONS, load_api, memory_for
 
 Record = dict[str, Any]
-_NOTHING: Record = {"delegated": False, "delegated_operators": {}, "cpu_operators": {}, "snr_db": [], "float_snr_db": None}
+_NOTHING: Record = {
+    "delegated": False, "delegated_operators": {}, "cpu_operators": {}, "snr_db": [], "float_snr_db": None, "cycles": None,
+    "pte_bytes": None,
+}  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
+_EQUAL_DB = 3.0
 CPU_SECONDS = 600  # for one case; the suite itself allows 120 of wall clock
 
 
@@ -95,9 +101,11 @@ def flow(impl: str, target: str) -> Any:
 class Recorder:
     """A pytest plugin that sets the suite's flow and the seeds, and writes a line of JSON after each case."""
 
-    def __init__(self, flow: Any, path: Path, finished: set[str]):
+    def __init__(self, flow: Any, target: str, path: Path, finished: set[str]):
         self.flow, self.path, self.done = flow, path, finished
         self.float_snr: list[float] = []
+        self.ptes: list[bytes] = []
+        self.target = target
         self._watch_tester()
 
     def _watch_tester(self) -> None:
@@ -115,7 +123,9 @@ class Recorder:
             run = tester.run_method_and_compare_outputs
 
             def running(*arguments: Any, **options: Any) -> Any:
-                found = _floats(tester.stages[tester.cur].run_artifact(inputs))
+                stage = tester.stages[tester.cur]
+                self.ptes.append(stage.artifact)
+                found = _floats(stage.run_artifact(inputs))
                 if wanted.shape == found.shape and wanted.numel():
                     self.float_snr.append(sqnr_db(wanted, found))
                 return run(*arguments, **options)
@@ -133,7 +143,7 @@ class Recorder:
 
         import torch
 
-        self.float_snr = []
+        self.float_snr, self.ptes = [], []
         torch.manual_seed(int.from_bytes(hashlib.sha256(_case(item).encode()).digest()[:4], "little"))
         self._write({"case": _case(item), "state": "started"})
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # nothing handles its signal: the process ends
@@ -147,6 +157,7 @@ class Recorder:
             counts = result.undelegated_op_counts or {}  # None where lowering failed
             left = {name: n for name, n in counts.items() if not any(b in name for b in BOUNDARY)}
             snr = self.float_snr[index] if index < len(self.float_snr) else None
+            program = self.ptes[index] if index < len(self.ptes) else None
             self._write(
                 {
                     "case": _case(item),
@@ -156,6 +167,8 @@ class Recorder:
                     "cpu_operators": left,
                     "snr_db": [statistics.sqnr for statistics in result.tensor_error_statistics],
                     "float_snr_db": snr,
+                    "cycles": None if program is None else count_cycles(program, self.target),
+                    "pte_bytes": None if program is None else len(program),
                     "error": f"{type(result.error).__name__}: {result.error}"[:1000] if result.error else "",
                 }
             )
@@ -167,6 +180,21 @@ class Recorder:
     def _write(self, record: Record) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def count_cycles(program: bytes, target: str) -> int:
+    """Return the NPU cycles of all delegates of a ``.pte``, estimated with ``ethorch.npu.cycles``."""
+    from ethorch.formats import pte
+    from ethorch.npu.cycles import estimate
+    from ethorch.npu.ir import decode
+    from ethorch.runtime.checks import payloads
+    from ethorch.targets.compile_spec import EthosUCompileSpec
+    from ethorch.targets.memory_rates import read_memory_rates
+
+    system_config, memory_mode = memory_for(target)
+    rates = read_memory_rates(EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode))
+    methods = pte.read(program).methods
+    return sum(estimate(decode(payload.commands), rates).cycles for method in methods.values() for payload in payloads(method))
 
 
 def _case(item: Any) -> str:
@@ -196,7 +224,7 @@ def run_here(impl: str, target: str, path: Path, expression: str = "", executorc
 
     torch.set_num_threads(1)
     done = {record["case"] for record in read(path)}
-    recorder = Recorder(flow(impl, target), path, done)
+    recorder = Recorder(flow(impl, target), target, path, done)
     flows.all_flows = lambda: {impl: recorder.flow}
     begin_test_session(None, seed=0)
     folder = suite_folder(executorch)
@@ -297,7 +325,38 @@ def table(results: dict[str, dict[str, list[Record]]]) -> str:
             lines += ["", f"{impl} on {target}, not delegated or failed:"]
             groups = Counter((r["case"].split("::")[0], r["result"]) for r in bad)
             lines += [f"- {file.removesuffix('.py')}: {n} {result}" for (file, result), n in sorted(groups.items())]
+    for target, by_impl in results.items():
+        if set(by_impl) == set(IMPLEMENTATIONS):
+            own, arm = (by_impl[impl] for impl in IMPLEMENTATIONS)
+            for figure, limit in (("cycles", 1.0), ("pte_bytes", 1.1)):
+                lines += ["", *list_above(own, arm, figure, limit, target)]
     return "\n".join(lines)
+
+
+def list_above(own: Sequence[Record], arm: Sequence[Record], figure: str, limit: float, target: str) -> list[str]:
+    """Return lines of the cases whose ``figure`` is above ``limit`` times the Arm backend's, and the geometric mean."""
+    ratios = {}
+    others = _by_run(arm)
+    for run, record in _by_run(own).items():
+        other = others.get(run)
+        if other is None or not all(COUNTED["wholly, and passed"](r) and r[figure] for r in (record, other)):
+            continue
+        signals = record["float_snr_db"], other["float_snr_db"]
+        if None in signals or abs(signals[0] - signals[1]) < _EQUAL_DB or signals[0] == signals[1]:
+            ratios[run] = record[figure] / other[figure]
+    above = sorted((run for run in ratios if ratios[run] > limit), key=ratios.__getitem__, reverse=True)
+    mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else math.nan
+    lines = [f"{figure} on {target}: geometric mean {mean:.2f} of {len(ratios)} runs, {len(above)} above {limit}"]
+    return lines + [f"- {run}: {ratios[run]:.2f}" for run in above]
+
+
+def _by_run(records: Sequence[Record]) -> dict[str, Record]:
+    counts: Counter[str] = Counter()
+    named = {}
+    for record in records:
+        named[f"{record['case']}, run {counts[record['case']]}"] = record
+        counts[record["case"]] += 1
+    return named
 
 
 def main(arguments: list[str] | None = None) -> int:
