@@ -109,6 +109,14 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
     return best
 
 
+def signal_to_excess(codes: Codes, low: int, high: int, tables: Sequence[Piece]) -> float:
+    """Return the ratio in dB of the function's variance to the mean square of errors beyond the permitted error."""
+    function = np.clip(codes, low, high)
+    error = np.abs(_sum(tables, low, high) - function[:-1])
+    excess = np.maximum(error - _tolerances(function, far=FAR, exact=False), 0.0)
+    return float(10 * np.log10(max(np.var(function), 1e-30) / max(np.mean(excess**2), 1e-30)))
+
+
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
     fits = list(tables)
     weight = np.ones(function.size)

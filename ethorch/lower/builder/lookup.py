@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.lower.builder.int16_tables import FAR, Piece, pieces, sums_fit
+from ethorch.lower.builder.int16_tables import FAR, Piece, pieces, signal_to_excess, sums_fit
 from ethorch.lower.builder.operands import OperandBuilder
 from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.ir import Value
 
 F = TypeVar("F", bound=np.floating[Any])
+
+_LEAST_DB = 40.0  #: minimum ratio of an int16 function to its errors
 
 
 class LookupBuilder(OperandBuilder):
@@ -24,6 +26,9 @@ class LookupBuilder(OperandBuilder):
         An int8 TABLE has 256 entries with index = value + 128. The INT32 result of an int16 TABLE has 7 additional fractional
         bits, which a RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if ``exact`` is True and
         there are discontinuities. See ``ethorch.lower.builder.int16_tables``.
+
+        Raises:
+            Unsupported: TABLEs cannot approximate the function (reason ``table.oscillates``).
 
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
         the TABLEs' results have 1/128 of the output scale, and their sum is rounded.
@@ -43,6 +48,12 @@ class LookupBuilder(OperandBuilder):
         fine = in_16_bits(out)
         tables = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
         tables = tables or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
+        if signal_to_excess(codes_of(real, fine), fine.qmin, fine.qmax, tables) < _LEAST_DB:
+            raise self.refuse(
+                "table.oscillates",
+                "the function oscillates too often in the calibrated range of its input for int16 tables",
+                "Narrow the range of the input, e.g. replace x before sin or cos with x - 2 * pi * torch.round(x / (2 * pi)).",
+            )
         looked_up = self.clamp(self.sum_of_tables(x.value, tables), fine.qmin, fine.qmax)
         return self.to_qparams(QTensor(looked_up, x.dims, fine), out)
 
