@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ethorch.lower.fx.control_flow import is_control_flow
-from ethorch.lower.fx.node import is_float, is_in_place, is_left_out
+from ethorch.lower.fx.node import is_float, is_in_place, is_left_out, op_name
 from ethorch.lower.fx.states import writes_of
 from ethorch.lower.ops.quant_rules import Layer, QuantRule
 from ethorch.lower.ops.spec import OpSpec, find
@@ -30,6 +30,8 @@ from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantization.states import share_states
 
+#: Operators on the CPU whose first result contains elements of the input.
+_SELECTIONS = frozenset({"aten.topk.default", *(f"aten.max_pool{rank}d_with_indices.default" for rank in (2, 3))})
 #: Key of ``GraphModule.meta``: whether control flow is quantized together with the graph.
 BRANCHES = "ethorch_branches"
 
@@ -135,7 +137,11 @@ class Scan:
 
     def annotate(self, node: Node) -> None:
         spec, config = self.spec(node), self.config_of(node)
-        if spec is None or config is None or ANNOTATION in node.meta or is_in_place(node):
+        if config is None or ANNOTATION in node.meta or is_in_place(node):
+            return
+        if spec is None:
+            if op_name(node.target) in _SELECTIONS and config.is_static:
+                self.annotate_selection(node, config)
             return
         if not _has_float(node) and not is_float(node):
             return
@@ -173,6 +179,20 @@ class Scan:
             first.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=output, _annotated=True)
             output = None
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
+
+    def annotate_selection(self, node: Node, config: QuantizationConfig) -> None:
+        """Share the quantization parameters of the selected elements with the input, so that comparisons find equal elements."""
+        source = node.args[0]
+        values = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
+        readers = [] if values is None else [user for user in values.users if self.spec(user) is not None]
+        if not isinstance(source, Node) or not is_float(source) or values is None or not readers:
+            return
+        qspec = self.edge(source, config.get_input_act_qspec(node, source))
+        is_quantized = isinstance(qspec, SharedQuantizationSpec) or any(self.spec(user) is not None for user in source.users)
+        if qspec is not None and is_quantized:
+            node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map={source: qspec}, _annotated=True)
+            shared = SharedQuantizationSpec((source, node))
+            values.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=shared, _annotated=True)
 
     def annotate_flow(self, node: Node) -> None:
         """Annotate the inputs and outputs of a control-flow operator whose subgraphs are also quantized."""
