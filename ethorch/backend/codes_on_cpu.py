@@ -13,6 +13,9 @@ from ethorch.lower.fx.node import CASTS, DEQUANTIZE, QUANTIZE, Converted, is_flo
 from ethorch.lower.ops.spec import find
 from ethorch.tosa.limits import Limits
 
+#: Operators whose CPU kernels require an int64 index, their third argument.
+_WIDE_INDICES = frozenset({"aten.gather.default", "aten.scatter.src", "aten.scatter.value"})
+
 
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Return the gathers and scatters of dequantized tensors that might stay on the CPU.
@@ -56,16 +59,41 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
-    """Return the gathers with an index cast to int32."""
-    return [node for node in program.graph.nodes if op_name(node.target) == "aten.gather.default" and _narrows(node.args[2])]
+    """Return the gathers and scatters with an int32 index."""
+    return [
+        node
+        for node in program.graph.nodes
+        if op_name(node.target) in _WIDE_INDICES and node.args[2].meta["val"].dtype == torch.int32
+    ]
 
 
 def widen_indices(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Give gathers the int64 index that ExecuTorch requires."""
+    """Give gathers and scatters the int64 index that ExecuTorch requires."""
     for node in nodes:
-        node.update_arg(2, node.args[2].args[0])  # type: ignore[union-attr]
+        index = node.args[2]
+        assert isinstance(index, Node)
+        if _narrows(index):
+            node.update_arg(2, index.args[0])
+            continue
+        node.update_arg(2, _widen(program.graph, node, index))
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def _widen(graph: Graph, node: Node, index: Node) -> Node:
+    value = index.meta["val"]
+    target: Any = torch.ops.aten.to.dtype
+    args: tuple[Any, ...] = (index, torch.int64)
+    options: dict[str, Any] = {}
+    if not isinstance(node.target, torch._ops.OpOverload):  # in ExecuTorch's edge dialect
+        from executorch.exir.dialects._ops import ops
+
+        target, args = ops.edge.dim_order_ops._to_dim_order_copy.default, (index,)
+        options = {"dtype": torch.int64, "dim_order": list(value.dim_order())}
+    with graph.inserting_before(node):
+        wide = graph.call_function(target, args, options)
+    wide.meta = {**index.meta, "val": value.to(torch.int64)}
+    return wide
 
 
 def _narrows(index: Any) -> bool:

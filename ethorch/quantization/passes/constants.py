@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node, map_arg
 from ethorch.lower.fx.aten_builder import INHERITED, AtenBuilder, constant
 from ethorch.lower.fx.node import LIKE, UNINITIALIZED, first_value, is_float, is_in_place, op_name, tensor_of
 from ethorch.lower.ops.cast import to
+from ethorch.lower.ops.division import div
 from ethorch.lower.ops.joining import cat
 from ethorch.lower.ops.spec import find
 from ethorch.models.open_sizes import has_open_size
@@ -95,8 +96,9 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
-    int64 tensors are always cast, narrower tensors only if all float operands are constants. Python integers become floats, because
-    ExecuTorch would otherwise cast int64 tensors in every call. Operands of a ``cat`` with empty tensors are cast to its dtype.
+    int64 tensors and divisors are always cast, narrower tensors only if all float operands are constants. Python integers become
+    floats, because ExecuTorch would otherwise cast int64 tensors in every call. Operands of a ``cat`` with empty tensors are cast
+    to its dtype.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
@@ -113,7 +115,8 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
             dtype = node.meta["val"].dtype
             if arg.op == "get_attr" or value is None or value.dtype == dtype:
                 continue
-            if not joins_empty and value.dtype not in ((torch.int64,) if meets_tensor else _INTEGERS):
+            divides = find(node.target) is div and arg is node.args[1]
+            if not joins_empty and value.dtype not in ((torch.int64,) if meets_tensor and not divides else _INTEGERS):
                 continue
             if (arg, dtype) not in casts:
                 casts[arg, dtype] = AtenBuilder(graph_module, node)(torch.ops.aten.to.dtype, arg, dtype)

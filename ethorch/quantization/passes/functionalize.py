@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import GraphModule, Node
 
+from ethorch.lower.fx.aten_builder import shape_of
 from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.state_buffers import read_through_clone
@@ -22,7 +23,6 @@ from ethorch.quantization.passes.view_steps import (
     functional_of,
     name_of,
     one_way_step,
-    shape_of,
     split_steps,
     view_step,
 )

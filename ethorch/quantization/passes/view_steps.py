@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Node
 
+from ethorch.lower.fx.aten_builder import shape_of
+
 aten = torch.ops.aten
 
 #: PyTorch names of views, grouped by their inverse.
@@ -66,7 +68,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     if name in _SAME_ORDER:
         shape_of_view = list(shape_of(node))
         return ViewStep(
-            ("view", *shape_of_view),
+            ("view", *map(str, shape_of_view)),
             lambda x: emit(aten.reshape.default, x, shape_of_view),
             lambda _, new: emit(aten.reshape.default, new, list(shape)),
         )
@@ -206,10 +208,6 @@ def argument(node: Node, name: str) -> Any:
         if declared.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, declared.default_value)
     raise KeyError(name)
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in node.meta["val"].shape)
 
 
 def functional_of(target: Any) -> Any:

@@ -1,0 +1,123 @@
+"""Operands that few models have: infinite bounds, thresholds from topk, wide arguments of sin, int32 indices and divisors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import ethorch
+
+INF = float("inf")
+TARGETS = ["ethos-u55-128", "ethos-u85-256"]
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> Any:
+        return self.function(*values)
+
+
+def rate(function: Callable[..., Any], draw: Callable[[], tuple[Tensor, ...]], target: str, scheme: str = "int8") -> float:
+    torch.manual_seed(3)
+    model, samples = Function(function), [draw() for _ in range(16)]
+    program = ethorch.compile(model, samples[0], target, calibration=samples, scheme=scheme)
+    return min(ethorch.sqnr_db(model(*sample), program(*sample)) for sample in samples[:4])
+
+
+LOW, HIGH = torch.tensor([-INF, -0.5, -INF, 0.0]), torch.tensor([INF, 0.5, 0.3, INF])
+
+
+def running_maximum(x: Tensor) -> Tensor:
+    largest = torch.full((4, 4), -INF)
+    for step in range(4):
+        largest = torch.maximum(largest, x[:, :, step] - 2)
+    return largest
+
+
+BOUNDS: dict[str, Callable[..., Any]] = {
+    "clamp": lambda x: torch.clamp(x, LOW, HIGH),
+    "minimum and maximum": lambda x: torch.maximum(torch.minimum(x, HIGH), LOW),
+    "running maximum": running_maximum,
+    "large number": lambda x: torch.maximum(torch.full((4, 1, 4), -1e38), x),
+}
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "int8"), ("ethos-u85-256", "a16w8")])
+def test_infinite_bounds(bound: str, target: str, scheme: str) -> None:
+    assert rate(BOUNDS[bound], lambda: (torch.randn(4, 4, 4),), target, scheme) > 30
+
+
+def test_inputs_with_infinite_bounds() -> None:
+    def draw() -> tuple[Tensor, ...]:
+        return torch.randn(16, 4), torch.where(torch.rand(16, 4) < 0.5, -INF, 0.3)
+
+    assert rate(lambda x, bound: torch.maximum(x * 0.7, bound), draw, "ethos-u85-256") > 30
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_smallest_of_the_largest_elements_is_one_of_them(target: str) -> None:
+    def keep_largest(x: Tensor) -> Tensor:
+        y = x * 0.7
+        return y.masked_fill(y < y.topk(9)[0][..., -1:], 0.0)
+
+    assert rate(keep_largest, lambda: (torch.randn(8, 40),), target) > 20
+    assert rate(keep_largest, lambda: (torch.randn(8, 40),), target, "a16w8") > 60
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_int16_tables_do_not_represent_every_function(target: str) -> None:
+    frequencies = torch.exp(-math.log(1e4) * torch.arange(16) / 16)
+
+    def embed(t: Tensor) -> Tensor:
+        return torch.cat([(t[:, None] * frequencies).cos(), (t[:, None] * frequencies).sin()], -1)
+
+    assert rate(embed, lambda: (torch.rand(4) * 1000,), target, "a16w8") > 30
+    samples = [(torch.randn(4, 8) * 100,)]
+    program = ethorch.compile(Function(lambda x: torch.sin(x * 3 + 1).exp() + 1), samples[0], target, scheme="a16w8")
+    assert "the function oscillates too often" in str(program.explain(cpu_only=True))
+    assert ethorch.sqnr_db(Function(lambda x: torch.sin(x * 3 + 1).exp() + 1)(*samples[0]), program(*samples[0])) > 30
+
+
+INDICES: dict[str, Callable[..., Any]] = {
+    "gather": lambda x, index: torch.relu(x).gather(1, index),
+    "scatter": lambda x, index: torch.zeros(4, 8).scatter(1, index, torch.relu(x)),
+    "scatter of a number": lambda x, index: torch.relu(x).scatter(1, index, 1.5) * 2,
+    "gather beside an operator that ExecuTorch lowers": lambda x, index: x.gather(1, index // 2 + 1).flip(0).sort(-1)[0],
+    "divisor": lambda x, index: torch.relu(x) / (index + 1),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_int32_operands(name: str, target: str) -> None:
+    def draw() -> tuple[Tensor, ...]:
+        return torch.randn(4, 8), torch.stack([torch.randperm(8) for _ in range(4)]).int()
+
+    assert rate(INDICES[name], draw, target) > 30
+
+
+def test_masked_attention_of_dynamic_length() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            y: Tensor = self.attention(x, x, x, key_padding_mask=keep == 0)[0]
+            return y
+
+    torch.manual_seed(4)
+    model, length = Attention().eval(), Dim("length", min=4, max=32)
+    exported = export(model, (torch.randn(1, 8, 16), torch.ones(1, 8)), dynamic_shapes=({1: length}, {1: length}))
+    inputs = torch.randn(1, 13, 16), (torch.rand(1, 13) > 0.3).float()
+    assert ethorch.sqnr_db(model(*inputs), ethorch.compile(exported)(*inputs)) > 100
