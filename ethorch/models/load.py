@@ -69,7 +69,7 @@ class UserModel:
         if wrapped is not None:
             object.__setattr__(self, "module", wrapped)
         inputs = arguments if wrapped is None else (*arguments, *wrapped.values(keywords))
-        object.__setattr__(self, "example_inputs", pytree.tree_map(_without_zero_strides, inputs))
+        object.__setattr__(self, "example_inputs", pytree.tree_map(_as_contiguous, inputs))
         samples = []
         for number, sample in enumerate(self.calibration):
             arguments, sample_keywords = _split_arguments(self.module if wrapped is None else wrapped.module, sample)
@@ -126,9 +126,9 @@ class UserModel:
         return self._wrappers()[-1].module if self._wrappers() else self.module
 
 
-def _without_zero_strides(x: Any) -> Any:
-    # from_numpy(x[None]) and expand return tensors with stride 0, which ExecuTorch does not support
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or 0 not in x.stride():
+def _as_contiguous(x: Any) -> Any:
+    # ExecuTorch's kernels do not support other strides. ``from_numpy(x[None])`` and ``expand`` return tensors with stride 0.
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or (x.is_contiguous() and 0 not in x.stride()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.quantization.calibration_checks import InputStatistics, check_method, warn_about, warn_about_mask
-from ethorch.quantization.passes.mask_tensors import APART, HUGE, SUNK, is_mask
+from ethorch.quantization.passes.mask_tensors import APART, SUNK, is_mask
 from ethorch.quantization.range_search import HALF_BINS, Observations, least_squares_range, percentile_range
 from ethorch.support.errors import QuantizationError
 
@@ -149,8 +149,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 self.seen.infinite |= high == math.inf
                 return
             low, high = (float(v) for v in torch.aminmax(values))
-        if max(-low, high) >= -HUGE:
-            self.seen.separate(values.abs(), -HUGE)
+        if max(-low, high) >= -SUNK:
+            self.seen.separate(values.abs(), -SUNK)
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
@@ -166,6 +166,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         else:
             self.min_val.fill_(min(low, float(self.min_val)))
             self.max_val.fill_(max(high, float(self.max_val)))
+        if seen.are_integers:
+            seen.are_integers = bool((values == values.round()).all())
         if self.method in ("mse", "percentile"):
             self.count(_subsample(values), max(-low, high))
 
@@ -221,7 +223,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 low, high = narrow_to_thresholds(low, high, self.thresholds)
             low, high = max(low, least), min(high, most)
             low = min(low, high)  # because the softmax of one element is always 1
-            self._qparams = self._calculate_centered(low, high) or self._calculate_qparams(torch.tensor(low), torch.tensor(high))
+            self._qparams = self._calculate_exact() or self._calculate_centered(low, high)
+            self._qparams = self._qparams or self._calculate_qparams(torch.tensor(low), torch.tensor(high))
             if not self._qparams[0].isfinite().all():
                 raise QuantizationError(
                     "calibration.overflow",
@@ -231,6 +234,18 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             if self.seen.large >= APART * max(1.0, self.seen.small):
                 warn_about_mask(self.name, self.seen.small, self.seen.large, float(self._qparams[0].max()))
         return self._qparams
+
+    def _calculate_exact(self) -> tuple[Tensor, Tensor] | None:
+        """Return a power of two as the scale if all observed values are integers, because truncation follows some of them."""
+        low, high = min(float(self.min_val), 0.0), max(float(self.max_val), 0.0)
+        is_symmetric = self.qscheme == torch.per_tensor_symmetric or self.dtype == torch.int16
+        span = max(-low, high) if is_symmetric else high - low
+        steps = self.quant_max if is_symmetric else self.quant_max - self.quant_min
+        if not self.seen.are_integers or not self.seen.lows or self.masked or self.dtype == torch.int32 or not 0 < span <= steps:
+            return None
+        scale = 2.0 ** -math.floor(math.log2(steps / span))
+        zero = 0 if is_symmetric else round(self.quant_min - low / scale)
+        return torch.tensor([scale]), torch.tensor([zero])
 
     def _calculate_centered(self, low: float, high: float) -> tuple[Tensor, Tensor] | None:
         if self.center is None or self.qscheme != torch.per_tensor_affine or not low < high:

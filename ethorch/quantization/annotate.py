@@ -31,7 +31,7 @@ from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_
 from ethorch.quantization.states import share_states
 
 #: Operators on the CPU whose first result contains elements of the input.
-_SELECTIONS = frozenset({"aten.topk.default", *(f"aten.max_pool{rank}d_with_indices.default" for rank in (2, 3))})
+SELECTIONS = frozenset({"aten.topk.default", *(f"aten.max_pool{rank}d_with_indices.default" for rank in (2, 3))})
 #: Key of ``GraphModule.meta``: whether control flow is quantized together with the graph.
 BRANCHES = "ethorch_branches"
 
@@ -140,7 +140,7 @@ class Scan:
         if config is None or ANNOTATION in node.meta or is_in_place(node):
             return
         if spec is None:
-            if op_name(node.target) in _SELECTIONS and config.is_static:
+            if op_name(node.target) in SELECTIONS and config.is_static:
                 self.annotate_selection(node, config)
             return
         if not _has_float(node) and not is_float(node):

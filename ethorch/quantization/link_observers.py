@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantizeBase
 
-from ethorch.lower.fx.node import tensor_of
+from ethorch.lower.fx.node import op_name, tensor_of
 from ethorch.lower.ops.attention import EXCLUDED
 from ethorch.lower.ops.matmul import has_many_columns
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, ExtendedFollower, Follower, find_leader
+from ethorch.quantization.annotate import SELECTIONS
 from ethorch.quantization.bias_observer import BiasObserver
 from ethorch.quantization.mask_inputs import lift_excluded, lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
@@ -46,6 +48,8 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
                 inputs.add(watched)
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
+        if op_name(node.target) in SELECTIONS:
+            _follow(node, observers)
         if spec is None:
             continue
         rule = spec.rule(node)
@@ -166,15 +170,16 @@ def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
-    leader = observers.get(node)
+    result = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), node)
+    leader = observers.get(result)
     source = next((arg for arg in node.all_input_nodes if find_leader(observers.get((arg, node))) is leader), None)
     if not isinstance(leader, ActivationObserver) or source is None:
         return
     follower = Follower(leader)
-    observers[node] = follower
-    for user in node.users:
-        if observers.get((node, user)) is leader:
-            observers[(node, user)] = follower
+    observers[result] = follower
+    for user in result.users:
+        if observers.get((result, user)) is leader:
+            observers[(result, user)] = follower
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:

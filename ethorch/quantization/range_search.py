@@ -42,6 +42,7 @@ class Observations:
         elements: Number of finite, unmasked elements.
         reach: Largest magnitude in the histogram's range, a power of two, or 0 if the histogram is empty.
         nonzero: Number of nonzero elements counted in the histogram.
+        are_integers: Whether all elements are integers.
         small, large: Largest magnitude below a limit, and smallest magnitude from the limit on, of tensors with both.
     """
 
@@ -52,6 +53,7 @@ class Observations:
     elements: int = 0
     reach: float = 0.0
     nonzero: float = 0.0
+    are_integers: bool = True
     small: float = 0.0
     large: float = 0.0
 

@@ -296,7 +296,7 @@ def test_an_extreme_ignores_masks(function: str, caplog: pytest.LogCaptureFixtur
     assert rate_on(lambda x, mask: EXTREMES[function](x, mask, 1e9), draw_masked()) > 30
     assert "[calibration.mask]" not in caplog.text
     rate_on(lambda x, mask: EXTREMES[function](x, mask, 1e4), draw_masked())
-    assert "contains magnitudes of at least 1e+04 and others of at most" in caplog.text
+    assert "contains magnitudes of at least" in caplog.text
     assert "use -inf before a maximum and +inf before a minimum. [calibration.mask]" in caplog.text
 
 

@@ -110,11 +110,15 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
 
 
 def signal_to_excess(codes: Codes, low: int, high: int, tables: Sequence[Piece]) -> float:
-    """Return the ratio in dB of the function's variance to the mean square of errors beyond the permitted error."""
+    """Return the ratio in dB of the function's variance to the mean square of errors beyond the permitted error.
+
+    The result is that of the negative or the other inputs, whichever is larger, because many functions have a domain.
+    """
     function = np.clip(codes, low, high)
     error = np.abs(_sum(tables, low, high) - function[:-1])
     excess = np.maximum(error - _tolerances(function, far=FAR, exact=False), 0.0)
-    return float(10 * np.log10(max(np.var(function), 1e-30) / max(np.mean(excess**2), 1e-30)))
+    halves = [(np.var(function[half]), np.mean(excess[half] ** 2)) for half in (slice(32768), slice(32768, 65536))]
+    return float(max(10 * np.log10((variance + 1e-9) / (square + 1e-9)) for variance, square in halves))
 
 
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
@@ -162,7 +166,7 @@ def _tolerances(function: Codes, *, far: float, exact: bool) -> Codes:
         return np.full(function.size - 1, far)
     change = np.pad(np.abs(np.diff(function)), 2, mode="edge")
     near: Codes = np.lib.stride_tricks.sliding_window_view(change, 4)[: function.size - 1].max(axis=1)
-    return np.maximum(far, near)
+    return np.maximum(far, near / 2)
 
 
 def _extend(codes: Codes, low: int, high: int) -> Codes:
