@@ -121,3 +121,43 @@ def test_masked_attention_of_dynamic_length() -> None:
     exported = export(model, (torch.randn(1, 8, 16), torch.ones(1, 8)), dynamic_shapes=({1: length}, {1: length}))
     inputs = torch.randn(1, 13, 16), (torch.rand(1, 13) > 0.3).float()
     assert ethorch.sqnr_db(model(*inputs), ethorch.compile(exported)(*inputs)) > 100
+
+
+COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": lambda x: torch.floor(x.abs() * 6).int(),
+    "count": lambda x: (x > 0.3).float().sum(-1).int(),
+    "number of features": lambda x: ((x > 0.5).float().sum(-1) == 2).int(),
+    "decision": lambda x: ((x > 0.5).float() @ torch.tensor([1.0, -1.0] * 8).reshape(16, 1) == 3).int(),
+    "row of the maximum": lambda x: torch.floor(x.argmax(-1).float() / 4).int(),
+}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "a16w8"), ("ethos-u85-256", "int8")])
+def test_integers_in_float_tensors_are_exact(count: str, target: str, scheme: str) -> None:
+    torch.manual_seed(5)
+    model, samples = Function(COUNTS[count]), [(torch.rand(64, 16).round(decimals=2),) for _ in range(8)]
+    program = ethorch.compile(model, samples[0], target, calibration=samples, scheme=scheme)
+    agreements = [(model(*sample) == program(*sample)).float().mean() for sample in samples]
+    assert min(agreements) > (0.9 if scheme == "int8" else 0.98)
+
+
+@pytest.mark.parametrize("layout", ["channels last", "permuted"])
+def test_example_inputs_of_other_layouts(layout: str) -> None:
+    torch.manual_seed(6)
+    x = torch.rand(1, 8, 8, 8)
+    x = x.to(memory_format=torch.channels_last) if layout == "channels last" else x.permute(0, 2, 3, 1)
+    model = Function(lambda x: torch.topk(x * 2, 3, dim=1)[0])
+    program = ethorch.compile(model, x, "ethos-u55-128", calibration=[x, x])
+    assert program.accuracy is not None and program.accuracy.sqnr_db > 40
+    assert ethorch.sqnr_db(model(x), program(x)) > 40
+
+
+def test_logarithms_of_small_int16_values() -> None:
+    torch.manual_seed(7)
+    samples = [(torch.exp(torch.rand(1, 400) * 12 - 7),) for _ in range(8)]
+    settings: dict[str, Any] = {"calibration": samples, "scheme": "a16w8"}
+    model = Function(lambda x: torch.log(x + 1e-6))
+    quantized = ethorch.quantize(model, samples[0], "ethos-u55-128", **settings)
+    program = ethorch.compile(model, samples[0], "ethos-u55-128", **settings)
+    assert ethorch.sqnr_db(quantized(*samples[0]), program(*samples[0])) > 60
