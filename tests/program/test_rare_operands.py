@@ -125,9 +125,9 @@ def test_masked_attention_of_dynamic_length() -> None:
 
 COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
     "floor": lambda x: torch.floor(x.abs() * 6).int(),
-    "count": lambda x: (x > 0.3).float().sum(-1).int(),
-    "number of features": lambda x: ((x > 0.5).float().sum(-1) == 2).int(),
-    "decision": lambda x: ((x > 0.5).float() @ torch.tensor([1.0, -1.0] * 8).reshape(16, 1) == 3).int(),
+    "count": lambda x: (x > 0.305).float().sum(-1).int(),
+    "number of features": lambda x: ((x > 0.505).float().sum(-1) == 2).int(),
+    "decision": lambda x: ((x > 0.505).float() @ torch.tensor([1.0, -1.0] * 8).reshape(16, 1) == 3).int(),
     "row of the maximum": lambda x: torch.floor(x.argmax(-1).float() / 4).int(),
 }
 
