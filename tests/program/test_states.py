@@ -26,7 +26,7 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
-        for name in ("sorted", "last", "unread", "decaying"):
+        for name in ("turned", "last", "unread", "decaying"):
             self.register_buffer(name, torch.zeros(1, 4))
         self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("never", torch.ones(1, 4))
@@ -39,9 +39,9 @@ class Mixed(nn.Module):
         self.unread.copy_(y)
         self.decaying.mul_(0.5)
         self.decaying.add_(z)
-        largest = torch.topk(self.sorted + y, 4)[0]
-        self.sorted.copy_(largest)
-        return largest + self.decaying, self.calls, self.decaying
+        angle = torch.atan2(self.turned + y, y + 1)
+        self.turned.copy_(angle)
+        return angle + self.decaying, self.calls, self.decaying
 
 
 def compiled(model: nn.Module, steps: list[Any], target: str = "ethos-u55-128") -> Program:
@@ -56,14 +56,14 @@ def mixed() -> Program:
 def test_each_state_says_what_became_of_it(mixed: Program) -> None:
     states = {state.name: state for state in mixed.explain().states}
     assert {name: (state.dtype, state.id) for name, state in states.items()} == {
-        "sorted": ("float32", "state.written_as_float"),
+        "turned": ("float32", "state.written_as_float"),
         "last": ("int8", ""),
         "unread": ("int8", ""),
         "decaying": ("int8", ""),
         "calls": ("int64", ""),
     }
     assert states["last"].scale is not None and states["calls"].scale is None
-    assert states["decaying"].size_bytes == 4 and states["sorted"].size_bytes == 16
+    assert states["decaying"].size_bytes == 4 and states["turned"].size_bytes == 16
     text = str(mixed.explain())
     assert "Mutable buffers" in text and "[state.written_as_float] Quantize the module" in text
     assert mixed.explain(operator="add").states == ()
@@ -77,7 +77,7 @@ def test_what_executorch_plans_lies_among_tensors() -> None:
 
 def test_the_json_has_the_states(mixed: Program) -> None:
     rows = {row["name"]: row for row in mixed.to_json()["states"]}
-    assert rows["sorted"]["remedy"] and rows["unread"]["reason"] == ""
+    assert rows["turned"]["remedy"] and rows["unread"]["reason"] == ""
     assert rows["last"]["to_npu_bytes"] == 4
     assert {name for name, row in rows.items() if row["in_place"]} == {"last", "decaying"}
     assert [row["name"] for row in mixed.explain().to_json()["states"]] == list(rows)

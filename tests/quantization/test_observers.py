@@ -52,7 +52,7 @@ def test_minmax_covers_everything_seen() -> None:
 
 
 def test_moving_average_follows_the_extremes() -> None:
-    observer = observed([torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])], method="moving_average", averaging_constant=0.25)
+    observer = observed([torch.tensor([0.5, 1.0]), torch.tensor([0.5, 2.0])], method="moving_average", averaging_constant=0.25)
     assert ends(observer)[1] == pytest.approx(1.25, abs=0.01)
 
 
@@ -136,7 +136,7 @@ def test_histograms_of_growing_reach_stay_exact() -> None:
 
 
 def test_infinity_is_left_out_and_empty_and_zero_tensors_are_fine() -> None:
-    low, high = ends(observed([torch.tensor([float("-inf"), -1.0, 2.0]), torch.empty(0)], method="minmax"))
+    low, high = ends(observed([torch.tensor([float("-inf"), -1.0, 0.5, 2.0]), torch.empty(0)], method="minmax"))
     assert low == pytest.approx(-1, abs=0.1) and high == pytest.approx(2, abs=0.1)
     assert float(observed([torch.zeros(5)]).calculate_qparams()[0]) > 0
     assert float(observed([torch.empty(0)]).calculate_qparams()[0]) > 0

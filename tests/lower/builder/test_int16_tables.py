@@ -14,7 +14,7 @@ from tests.helpers.every_code import computed, q, traced
 STEEP: dict[str, tuple[Any, float, float, int]] = {  # the function, the largest input and output, tables
     "sqrt": (torch.sqrt, 4.0, 2.0, 2),
     "log": (torch.log, 4.0, 3.0, 2),
-    "reciprocal": (torch.reciprocal, 4.0, 5.0, 4),
+    "reciprocal": (torch.reciprocal, 4.0, 5.0, 6),
     "acos": (torch.acos, 1.0, 3.1416, 3),
     "a clamp between entries": (lambda x: x.clamp(-2.2, 1.3), 4.0, 2.3, 3),
     "exp, beyond its range": (torch.exp, 3.0, 7.4, 1),
@@ -34,7 +34,7 @@ def test_no_code_is_further_off_than_the_function_goes_in_one(name: str) -> None
     near = np.max([np.roll(change, k) for k in range(-2, 3)], axis=0)
     known = np.isfinite(wanted[:-1]) & np.isfinite(near[:-1])
     assert known.sum() > 16000
-    assert (np.abs(found - wanted[:-1]) <= np.maximum(FAR, near[:-1]) + 2)[known].all()
+    assert (np.abs(found - wanted[:-1]) <= np.maximum(FAR, near[:-1] / 2) + 2)[known].all()
 
 
 @pytest.mark.parametrize("periods", [16, 32, 64, 128])
