@@ -9,7 +9,7 @@ Arm's simulator, which no package registry contains.
 
 Suite SNR is the suite's own figure: the program against the fake-quantized module. Float SNR is against the float module, on the
 calibration inputs. A case is not *wholly* delegated if it has a CPU operator other than quantize and dequantize. The last lists
-contain the cases in which ethorch needs more NPU cycles or a larger ``.pte``, if both are wholly delegated and their float SNRs
+contain the cases in which ethorch needs more NPU cycles or a larger ``.pte``. They compare wholly delegated cases whose float SNRs
 differ by less than 3 dB.
 """
 
