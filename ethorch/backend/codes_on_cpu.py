@@ -59,7 +59,7 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
-    """Return the gathers and scatters with an int32 index."""
+    """Return gathers and scatters with an int32 index."""
     return [
         node
         for node in program.graph.nodes

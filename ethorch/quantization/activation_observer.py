@@ -236,7 +236,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._qparams
 
     def _calculate_exact(self) -> tuple[Tensor, Tensor] | None:
-        """Return a power of two as the scale if all observed values are integers, because truncation follows some of them."""
+        """Return a power of two as the scale of integers, which a program may truncate."""
         low, high = min(float(self.min_val), 0.0), max(float(self.max_val), 0.0)
         is_symmetric = self.qscheme == torch.per_tensor_symmetric or self.dtype == torch.int16
         span = max(-low, high) if is_symmetric else high - low

@@ -181,7 +181,7 @@ class Scan:
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
     def annotate_selection(self, node: Node, config: QuantizationConfig) -> None:
-        """Share the quantization parameters of the selected elements with the input, so that comparisons find equal elements."""
+        """Share quantization parameters, so that comparisons find selected elements."""
         source = node.args[0]
         values = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
         readers = [] if values is None else [user for user in values.users if self.spec(user) is not None]

@@ -100,7 +100,7 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
 
 
 def warn_about_mask(name: str, small: float, large: float, scale: float) -> None:
-    """Warn that large magnitudes, probably of a mask, leave fewer than 16 steps for the other values of a tensor."""
+    """Warn that large magnitudes leave fewer than 16 steps for the others."""
     if 0 < small < _FEW_STEPS * scale and not _MUTED.get():
         logger.warning(
             "%s contains magnitudes of at least %.4g and others of at most %.4g, for which a step of %.4g is too large. If the "

@@ -110,9 +110,9 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
 
 
 def signal_to_excess(codes: Codes, low: int, high: int, tables: Sequence[Piece]) -> float:
-    """Return the ratio in dB of the function's variance to the mean square of errors beyond the permitted error.
+    """Return the ratio in dB of the function's variance to errors beyond the permitted error.
 
-    The result is that of the negative or the other inputs, whichever is larger, because many functions have a domain.
+    It is the larger ratio of negative and other inputs, because functions have domains.
     """
     function = np.clip(codes, low, high)
     error = np.abs(_sum(tables, low, high) - function[:-1])

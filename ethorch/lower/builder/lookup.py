@@ -28,7 +28,7 @@ class LookupBuilder(OperandBuilder):
         there are discontinuities. See ``ethorch.lower.builder.int16_tables``.
 
         Raises:
-            Unsupported: TABLEs cannot approximate the function (reason ``table.oscillates``).
+            Unsupported: TABLEs cannot approximate the function.
 
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
         the TABLEs' results have 1/128 of the output scale, and their sum is rounded.

@@ -251,7 +251,7 @@ def only_softmax_reads(node: Node) -> bool:
 
 
 def ignores_magnitudes(node: Node) -> bool:
-    """Return True if only operators like softmax, argmax and functions that saturate read ``node``, as above."""
+    """Return True if, as above, only softmax, argmax and functions that saturate read ``node``."""
     return _is_only_read_by(node, lambda user, spec: spec in _READERS or (spec.pointwise and _saturates(user)))
 
 

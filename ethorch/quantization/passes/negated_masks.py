@@ -1,4 +1,4 @@
-"""Convert large positive masks to large negative masks, because only these are excluded from ranges."""
+"""Convert large positive masks to negative masks, which are excluded from ranges."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MASKED = (masked_fill, where, add, sub, mul, div, cat)
 
 
 def negate_masks(graph_module: GraphModule, context: PassContext) -> None:
-    """Move negations before the masks of their operands, and replace minima of masked values with negated maxima.
+    """Move negations before masks, and replace minima of masked values with negated maxima.
 
-    For example, ``softmax(-masked_fill(x, mask, 1e4))`` becomes ``softmax(masked_fill(-x, mask, -1e4))``. A minimum can return
-    the masking number, so that only numbers >= 1e9 mask its operand.
+    For example, ``softmax(-masked_fill(x, mask, 1e4))`` becomes ``softmax(masked_fill(-x, mask, -1e4))``. Only numbers >= 1e9
+    mask the operand of a minimum, which can return the number.
     """
     negation = _Negation(graph_module, context, -HUGE)
     minima = _Negation(graph_module, context, -MASKED)
