@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.builder.qparams import QParams, QTensor, Result, float_qparams
+from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range, float_qparams
 from ethorch.lower.chains import OnCpu, PointwiseChain, entries
 from ethorch.lower.fx.node import (
     DEQUANTIZE,
@@ -32,6 +32,7 @@ from ethorch.lower.fx.node import (
     shape_of_values,
     storage_order,
 )
+from ethorch.lower.ops.arithmetic import absolute, neg
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.ops.weights import weight_array
 from ethorch.lower.reasons import no_tensor
@@ -260,9 +261,19 @@ class Frame(ABC):
         if isinstance(x, PointwiseChain) and not self.b.integers:
             x = self.as_floats(x)
         if isinstance(x, PointwiseChain):
-            return self.b.table(x.source, entries(x, self.env), q, exact=x.steps)
+            return self._change_sign(x, q) or self.b.table(x.source, entries(x, self.env), q, exact=x.steps)
         assert isinstance(x, QTensor)
         return self.b.to_qparams(x, q)
+
+    def _change_sign(self, chain: PointwiseChain, q: QParams) -> QTensor | None:
+        # A table costs a transfer, unless the operator that computes its input applies it.
+        spec, x = find(chain.end.target), chain.source
+        source = self.env.get(chain.end.args[0])  # type: ignore[arg-type]
+        if spec not in (absolute, neg) or not isinstance(source, QTensor) or x.value not in self.b.graph.inputs:
+            return None
+        value = self.b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")
+        value = self.b.emit("ABS", value) if spec is absolute else self.b.emit("NEGATE", value, input_zp=0, output_zp=0)
+        return self.b.to_qparams(QTensor(value, x.dims, QParams((x.qparams.step,), (0,), *dtype_range("INT32"), "INT32")), q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
         """Return the quantized tensor that a dequantize node reads, or OnCpu if the tensor is not on the NPU."""
