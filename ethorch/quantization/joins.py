@@ -1,4 +1,4 @@
-"""Share quantization parameters between a concatenation and the inputs that only it reads, so that values are rounded once."""
+"""Share quantization parameters between operators like ``cat`` and inputs that only they read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share a concatenation's observer with inputs that only it reads, or with all inputs if they all view or pool one tensor.
+    """Share the observer of an operator that joins with inputs that only it reads.
+
+    If all inputs of a concatenation view or pool one tensor, the observer is also shared with this tensor. An operator that
+    selects elements extends only groups of such operators.
 
     A group that shares an observer contains observed nodes, and edges (argument, reader) whose argument is not observed, e.g. a
     program input. The group uses the observer of its first member.
@@ -23,10 +26,12 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
         is_absorbed: Predicate for nodes that absorb a clamp. Their observers are placed after the clamp.
     """
     groups: list[set[Edge]] = []
+    others: set[Edge] = set()  # members of groups that may contain tensors with other readers
     for node in nodes:
         spec = find(node.target) if node.op == "call_function" else None
         annotation = node.meta.get(ANNOTATION)
-        if spec is None or annotation is None or not spec.rule(node).joins:
+        rule = None if spec is None else spec.rule(node)
+        if rule is None or annotation is None or not rule.joins:
             continue
         end = node
         while is_absorbed(end):
@@ -35,13 +40,15 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
         if type(qspec) is not QuantizationSpec:
             continue
         sources = [_find_source(arg, node) for arg in annotation.input_qspec_map]
-        alike = len({part for part, _ in sources}) == 1  # all inputs are views or pooled values of one tensor
+        alike = not rule.selects and len({part for part, _ in sources}) == 1  # views or pooled values of one tensor
         parts = {part for part, alone in sources if part and (alone or alike)}
-        group = {end} | {part for part in parts if _qspec(part) == qspec}
+        group = {end} | {part for part in parts if _qspec(part) == qspec and not (rule.selects and part in others)}
         for overlapping in [members for members in groups if members & group]:
             group |= overlapping
             groups.remove(overlapping)
         groups.append(group)
+        if not rule.selects or group & others:
+            others |= group
     place: dict[Edge, int] = {}  # positions of the members in torchao's order
     for node in nodes:
         annotation = node.meta.get(ANNOTATION)

@@ -9,7 +9,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.ops.arithmetic import PAIRS, as_quantized, float_pair, narrow_integers, no_float_constant, plain_pair
 from ethorch.lower.ops.logical import logical
-from ethorch.lower.ops.quant_rules import EACH_INPUT, JOINED, RECTIFIED, QuantRule
+from ethorch.lower.ops.quant_rules import EACH_INPUT, RECTIFIED, SELECTED, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 from ethorch.lower.ops.spec import op
 
@@ -35,7 +35,7 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     "aten.maximum.default",
     "aten.max.other",
     "aten.fmax.default",
-    quant=JOINED,
+    quant=SELECTED,
     pointwise=True,
     check=no_float_constant("maximum"),
     floats=lambda b, x, y, *, out: float_pair(b, "MAXIMUM", x, y),
@@ -50,7 +50,7 @@ def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     "aten.minimum.default",
     "aten.min.other",
     "aten.fmin.default",
-    quant=JOINED,
+    quant=SELECTED,
     pointwise=True,
     check=no_float_constant("minimum"),
     floats=lambda b, x, y, *, out: float_pair(b, "MINIMUM", x, y),
@@ -69,7 +69,7 @@ def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None
 @op(
     "aten.clamp.Tensor",
     "aten.clip.Tensor",
-    quant=JOINED,
+    quant=SELECTED,
     pointwise=True,
     also={
         "aten.clamp_min.Tensor": lambda x, low: ((x, low, None), {}),

@@ -37,7 +37,9 @@ class QuantRule:
         keeps_codes: Whether each result element is zero or equals an input element. If so, the output shares the input's
             parameters, unless QAT is used, the operator is absorbed, or a concatenation reads the output.
         layer: Arguments and channels of a convolution or linear layer, or None.
-        joins: Whether the output concatenates the inputs. If so, an input without other readers gets the output's parameters.
+        joins: Whether the output contains elements of the inputs. If so, an input without other readers gets the output's
+            parameters.
+        selects: Whether the output of an operator that joins may lack the inputs' extremes.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         most_int8: Highest value of an 8-bit ``fixed`` output.
@@ -52,6 +54,7 @@ class QuantRule:
     keeps_codes: bool = False
     layer: Layer | None = None
     joins: bool = False
+    selects: bool = False
     replaces: bool = False
     fixed_range: tuple[float, float] | None = None
     most_int8: float | None = None
@@ -69,6 +72,7 @@ EACH_INPUT = QuantRule()
 RECTIFIED = QuantRule(keeps_codes=True)
 JOINED = QuantRule(joins=True)
 OVERWRITTEN = QuantRule(joins=True, replaces=True)
+SELECTED = QuantRule(joins=True, selects=True)
 SAME_AS_INPUT = QuantRule(output="same")
 FIRST_INPUT = QuantRule(only_first=True)
 NOT_QUANTIZED = QuantRule(inputs=False, output="none")
