@@ -25,6 +25,8 @@ Allowed = Callable[[Codes], Codes]
 FAR = 8.0
 #: Usual maximum error as a fraction of ``far``, and the fraction of input values that may exceed it, as for curved tanh.
 _USUALLY, _FEW = 0.125, 0.04
+#: Maximum mean square of errors above the maximum error, as a fraction of the function's variance (-40 dB).
+_MOST_EXCESS = 1e-4
 #: Maximum number of TABLEs for one function.
 MOST = 8
 #: Tabulated range as a multiple of the output range. The margin makes clamping exact at the ends of the output range.
@@ -74,11 +76,12 @@ _MOST_CACHED = 256
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
     """Return TABLEs whose sum, clamped to ``low..high``, approximates ``codes``. The first TABLE spans all input values.
 
+    If ``MOST`` are too few, return an empty list.
+
     Args:
         codes: Output for each input in -32768..32768, neither rounded nor clamped.
         far: Maximum error outside steep sections, in output steps, if ``exact`` is False.
-        exact: Whether every result must be within one output step of ``codes``, even at discontinuities. If this requires
-            more than ``MOST`` TABLEs, an empty list is returned.
+        exact: Whether every result must be within one output step of ``codes``, even at discontinuities.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:
@@ -106,19 +109,14 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
             cover = min((_cover(clamped, -32768, 1, allowed, joined=joined) for joined in (False, True)), key=len)
             cover = _fit(cover, clamped[:-1]) if len(cover) <= MOST else best
             best = cover if _misses(cover, clamped, low, high, allowed) < misses else best
-    return best
+    return best if _represents(best, clamped, low, high, far) else []
 
 
-def signal_to_excess(codes: Codes, low: int, high: int, tables: Sequence[Piece]) -> float:
-    """Return the ratio in dB of the function's variance to errors beyond the permitted error.
-
-    It is the larger ratio of negative and other inputs, because functions have domains.
-    """
-    function = np.clip(codes, low, high)
-    error = np.abs(_sum(tables, low, high) - function[:-1])
-    excess = np.maximum(error - _tolerances(function, far=FAR, exact=False), 0.0)
-    halves = [(np.var(function[half]), np.mean(excess[half] ** 2)) for half in (slice(32768), slice(32768, 65536))]
-    return float(max(10 * np.log10((variance + 1e-9) / (square + 1e-9)) for variance, square in halves))
+def _represents(tables: Sequence[Piece], function: Codes, low: int, high: int, far: float) -> bool:
+    # One half of the inputs suffices, because many functions are not defined for negative inputs.
+    excess = np.maximum(np.abs(_sum(tables, low, high) - function[:-1]) - _tolerances(function, far=far, exact=False), 0.0)
+    halves = slice(32768), slice(32768, 65536)
+    return any(bool(np.mean(excess[half] ** 2) <= _MOST_EXCESS * np.var(function[half])) for half in halves)
 
 
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:

@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.lower.builder.int16_tables import FAR, Piece, pieces, signal_to_excess, sums_fit
+from ethorch.lower.builder.int16_tables import FAR, Piece, pieces, sums_fit
 from ethorch.lower.builder.operands import OperandBuilder
 from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.ir import Value
 
 F = TypeVar("F", bound=np.floating[Any])
-
-_LEAST_DB = 40.0  #: minimum ratio of an int16 function to its errors
 
 
 class LookupBuilder(OperandBuilder):
@@ -27,11 +25,11 @@ class LookupBuilder(OperandBuilder):
         bits, which a RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if ``exact`` is True and
         there are discontinuities. See ``ethorch.lower.builder.int16_tables``.
 
-        Raises:
-            Unsupported: TABLEs cannot approximate the function.
-
         If only ``x`` is int8, each value selects an entry of an int16 TABLE, without interpolation. If only the output is int8,
         the TABLEs' results have 1/128 of the output scale, and their sum is rounded.
+
+        Raises:
+            Unsupported: TABLEs cannot approximate the function.
         """
         source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
@@ -48,7 +46,7 @@ class LookupBuilder(OperandBuilder):
         fine = in_16_bits(out)
         tables = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
         tables = tables or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
-        if signal_to_excess(codes_of(real, fine), fine.qmin, fine.qmax, tables) < _LEAST_DB:
+        if not tables:
             raise self.refuse(
                 "table.oscillates",
                 "the function oscillates too often in the calibrated range of its input for int16 tables",
