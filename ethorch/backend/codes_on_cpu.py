@@ -58,7 +58,7 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
     program.graph_module.recompile()
 
 
-def find_narrowed(program: ExportedProgram | Converted) -> list[Node]:
+def find_int32_indices(program: ExportedProgram | Converted) -> list[Node]:
     """Return gathers and scatters with an int32 index."""
     return [
         node

@@ -7,7 +7,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.backend.codes_on_cpu import find_narrowed, find_picks, pick_codes, widen_indices
+from ethorch.backend.codes_on_cpu import find_int32_indices, find_picks, pick_codes, widen_indices
 from ethorch.backend.products_on_cpu import reason_for_cpu
 from ethorch.backend.tagging import (
     constant_nodes,
@@ -76,10 +76,10 @@ class DryRun:
         """Let gathers and scatters on the CPU read integer values and int64 indices."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
-        narrowed = find_narrowed(program)
-        if picks or narrowed:
+        indexed = find_int32_indices(program)
+        if picks or indexed:
             supported, _ = self.dry_run(program)
-            widen_indices(program, [node for node in narrowed if node not in supported])
+            widen_indices(program, [node for node in indexed if node not in supported])
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:

@@ -241,14 +241,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         is_symmetric = self.qscheme == torch.per_tensor_symmetric or self.dtype == torch.int16
         span = max(-low, high) if is_symmetric else high - low
         steps = self.quant_max if is_symmetric else self.quant_max - self.quant_min
-        if (
-            self.fixed_range
-            or not self.seen.are_integers
-            or not self.seen.lows
-            or self.masked
-            or self.dtype == torch.int32
-            or not 0 < span <= steps
-        ):
+        is_free = self.domain == (-math.inf, math.inf) and not self.masked and self.dtype != torch.int32
+        if not is_free or not self.seen.are_integers or not 0 < span <= steps:
             return None
         scale = 2.0 ** -math.floor(math.log2(steps / span))
         zero = 0 if is_symmetric else round(self.quant_min - low / scale)

@@ -27,11 +27,10 @@ from ethorch.quantization.bias_observer import BIAS
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.joins import join
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
+from ethorch.quantization.passes.top_k import TOPK
 from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantization.states import share_states
 
-#: Operators on the CPU whose first result contains elements of the input.
-SELECTIONS = frozenset({"aten.topk.default", *(f"aten.max_pool{rank}d_with_indices.default" for rank in (2, 3))})
 #: Key of ``GraphModule.meta``: whether control flow is quantized together with the graph.
 BRANCHES = "ethorch_branches"
 
@@ -140,8 +139,8 @@ class Scan:
         if config is None or ANNOTATION in node.meta or is_in_place(node):
             return
         if spec is None:
-            if op_name(node.target) in SELECTIONS and config.is_static:
-                self.annotate_selection(node, config)
+            if op_name(node.target) == TOPK and config.is_static:
+                self.annotate_topk(node, config)
             return
         if not _has_float(node) and not is_float(node):
             return
@@ -180,8 +179,8 @@ class Scan:
             output = None
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
-    def annotate_selection(self, node: Node, config: QuantizationConfig) -> None:
-        """Share quantization parameters, so that comparisons find selected elements."""
+    def annotate_topk(self, node: Node, config: QuantizationConfig) -> None:
+        """Share quantization parameters, so that comparisons find the largest elements."""
         source = node.args[0]
         values = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
         readers = [] if values is None else [user for user in values.users if self.spec(user) is not None]

@@ -17,10 +17,10 @@ from ethorch.lower.ops.matmul import has_many_columns
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, ExtendedFollower, Follower, find_leader
-from ethorch.quantization.annotate import SELECTIONS
 from ethorch.quantization.bias_observer import BiasObserver
 from ethorch.quantization.mask_inputs import lift_excluded, lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
+from ethorch.quantization.passes.top_k import TOPK
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
 from ethorch.support.errors import QuantizationError
 from ethorch.targets.tuning import UNTUNED, Tuning, WrittenWeights
@@ -48,7 +48,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any], tuning: Tunin
                 inputs.add(watched)
     for node in model.graph.nodes:
         spec = find(node.target) if node.op == "call_function" else None
-        if op_name(node.target) in SELECTIONS:
+        if op_name(node.target) == TOPK:
             _follow(node, observers)
         if spec is None:
             continue

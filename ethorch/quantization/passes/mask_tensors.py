@@ -251,7 +251,7 @@ def only_softmax_reads(node: Node) -> bool:
 
 
 def ignores_magnitudes(node: Node) -> bool:
-    """Return True if, as above, only softmax, argmax and functions that saturate read ``node``."""
+    """Return True if only softmax, argmax and functions that saturate read ``node``, also after such operators."""
     return _is_only_read_by(node, lambda user, spec: spec in _READERS or (spec.pointwise and _saturates(user)))
 
 

@@ -18,10 +18,11 @@ from ethorch.lower.ops.extremes import amin, argmin
 from ethorch.lower.ops.joining import cat
 from ethorch.lower.ops.selection import masked_fill, where
 from ethorch.lower.ops.shape import identity
-from ethorch.lower.ops.spec import find
+from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.ops.unary import rsub
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.mask_tensors import HUGE, MOVERS, constant_of, is_mask
+from ethorch.quantization.passes.top_k import TOPK
 
 aten = torch.ops.aten
 
@@ -33,8 +34,8 @@ _MASKED = (masked_fill, where, add, sub, mul, div, cat)
 def negate_masks(graph_module: GraphModule, context: PassContext) -> None:
     """Move negations before masks, and replace minima of masked values with negated maxima.
 
-    For example, ``softmax(-masked_fill(x, mask, 1e4))`` becomes ``softmax(masked_fill(-x, mask, -1e4))``. Only numbers >= 1e9
-    mask the operand of a minimum, which can return the number.
+    For example, ``softmax(-masked_fill(x, mask, 1e4))`` becomes ``softmax(masked_fill(-x, mask, -1e4))``. A minimum can return
+    the masking number, so only numbers >= 1e9 mask its operand.
     """
     negation = _Negation(graph_module, context, -HUGE)
     minima = _Negation(graph_module, context, -MASKED)
@@ -44,7 +45,7 @@ def negate_masks(graph_module: GraphModule, context: PassContext) -> None:
         if not isinstance(node.args[0], Node) or not is_float(node.args[0]):
             continue
         s = AtenBuilder(graph_module, node)
-        if op_name(node.target) == "aten.topk.default":
+        if op_name(node.target) == TOPK:
             _replace_topk(minima, s, node)
         elif (replacement := _replace(negation, minima, s, node)) is not None:
             node.replace_all_uses_with(replacement)
@@ -65,10 +66,19 @@ def _replace(negation: _Negation, minima: _Negation, s: AtenBuilder, node: Node)
         return s(aten.add.Tensor, x, negation.negate(s, rest[0]))
     if spec is rsub and rest[1] == 1 and negation.is_raised(x, single=False):
         return s(aten.add.Tensor, negation.negate(s, x), s.constant(torch.tensor(float(rest[0]))))
-    if spec in (mul, div) and not options:
-        factor = s.number(rest[0])
-        if factor is not None and factor < 0 and negation.is_raised(x):
-            return s(node.target, negation.negate(s, x), s.constant(torch.tensor(-factor)))
+    if spec in (mul, div) and (scaled := _find_factor(s, spec, x, *rest, **options)) is not None:
+        scores, factor = scaled
+        if factor < 0 and negation.is_raised(scores):
+            return s(node.target, negation.negate(s, scores), s.constant(torch.tensor(-factor)))
+    return None
+
+
+def _find_factor(s: AtenBuilder, spec: OpSpec, x: Any, y: Any, **options: Any) -> tuple[Node, float] | None:
+    # Returns the tensor and the number of a product, in any order, or a quotient.
+    for scores, other in ((x, y), (y, x))[: 2 if spec is mul else 1]:
+        number = s.number(other)
+        if number is not None and isinstance(scores, Node) and not options:
+            return scores, number
     return None
 
 
@@ -123,9 +133,12 @@ class _Negation:
         if spec in (add, sub):
             operands = args if spec is add else args[:1]
             return options.get("alpha", 1) == 1 and any(self.is_raised(arg, single=False) for arg in operands)
-        if spec in (mul, div) and not options:
-            number = AtenBuilder(self.model, x).number(args[1])
-            return number is not None and number > 0 and (self.is_raised(args[0]) or (spec is mul and number >= self.least))
+        if spec in (mul, div):
+            scaled = _find_factor(AtenBuilder(self.model, x), spec, *args, **options)
+            if scaled is None:
+                return False
+            scores, factor = scaled
+            return factor > 0 and (self.is_raised(scores) or (spec is mul and factor >= self.least))
         return spec is cat and any(self.is_raised(part) for part in args[0])
 
     def negate(self, s: AtenBuilder, x: Any) -> Any:
@@ -151,8 +164,9 @@ class _Negation:
         if spec in (add, sub):
             target = aten.add.Tensor if spec is add else aten.sub.Tensor
             return s(target, self.negate(s, args[0]), self.negate(s, args[1]))
-        if spec in (mul, div) and not self.is_raised(args[0]):
-            return s(x.target, args[0], s.constant(torch.tensor(-cast(float, s.number(args[1])))))
         if spec is cat:
             return s(aten.cat.default, [self.negate(s, part) for part in args[0]], *args[1:], **options)
-        return s(x.target, self.negate(s, args[0]), args[1])
+        scores, factor = cast(tuple[Node, float], _find_factor(s, spec, *args))
+        if self.is_raised(scores):
+            return s(x.target, self.negate(s, scores), s.constant(torch.tensor(factor)))
+        return s(x.target, scores, s.constant(torch.tensor(-factor)))

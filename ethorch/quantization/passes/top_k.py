@@ -17,6 +17,7 @@ from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
+TOPK = "aten.topk.default"
 _MOST = 8  #: maximum k; larger k use the CPU kernel of torch.topk
 _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatter.src"})
 
@@ -37,7 +38,7 @@ def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
 
 def is_few(node: Node) -> bool:
     """Return True if the node is a float ``topk`` with k <= 8 that returns the largest values along the last dim."""
-    if op_name(node.target) != "aten.topk.default":
+    if op_name(node.target) != TOPK:
         return False
     x, k, dim, largest, _ = arguments(node)[0]
     return 0 < k <= _MOST and dim in (-1, len(shape_of(x)) - 1) and largest and x.meta["val"].is_floating_point()

@@ -68,7 +68,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     if name in _SAME_ORDER:
         shape_of_view = list(shape_of(node))
         return ViewStep(
-            ("view", *map(str, shape_of_view)),
+            ("view", *map(str, shape_of_view)),  # dynamic sizes are not hashable
             lambda x: emit(aten.reshape.default, x, shape_of_view),
             lambda _, new: emit(aten.reshape.default, new, list(shape)),
         )
