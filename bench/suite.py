@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.compile import DEFAULT_TARGETS, provenance
+from bench.compile import DEFAULT_TARGETS, geometric_mean, provenance
 from bench.implementation import BOUNDARY, IMPLEMENTATIONS, load_api, memory_for
 
 Record = dict[str, Any]
@@ -337,17 +337,17 @@ def list_above(own: Sequence[Record], arm: Sequence[Record], figure: str, limit:
     """Return lines of the cases whose ``figure`` is above ``limit`` times the Arm backend's, and the geometric mean."""
     ratios = {}
     others = _by_run(arm)
-    for run, record in _by_run(own).items():
-        other = others.get(run)
+    for name, record in _by_run(own).items():
+        other = others.get(name)
         if other is None or not all(COUNTED["wholly, and passed"](r) and r[figure] for r in (record, other)):
             continue
         signals = record["float_snr_db"], other["float_snr_db"]
         if None in signals or abs(signals[0] - signals[1]) < _EQUAL_DB or signals[0] == signals[1]:
-            ratios[run] = record[figure] / other[figure]
-    above = sorted((run for run in ratios if ratios[run] > limit), key=ratios.__getitem__, reverse=True)
-    mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else math.nan
+            ratios[name] = record[figure] / other[figure]
+    above = sorted((name for name in ratios if ratios[name] > limit), key=ratios.__getitem__, reverse=True)
+    mean = geometric_mean(list(ratios.values()))
     lines = [f"{figure} on {target}: geometric mean {mean:.2f} of {len(ratios)} runs, {len(above)} above {limit}"]
-    return lines + [f"- {run}: {ratios[run]:.2f}" for run in above]
+    return lines + [f"- {name}: {ratios[name]:.2f}" for name in above]
 
 
 def _by_run(records: Sequence[Record]) -> dict[str, Record]:

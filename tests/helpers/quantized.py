@@ -31,14 +31,14 @@ def samples(*shapes: Sequence[int], count: int = 4, seed: int = 0) -> list[Input
 
 
 class Function(nn.Module):
-    """A function of the model's input."""
+    """A function of the model's inputs."""
 
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Callable[..., Any]):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Any) -> Any:
-        return self.function(x)
+    def forward(self, x: Any, *others: Any) -> Any:
+        return self.function(x, *others)
 
 
 def quantizer(config: QuantizationConfig | None = None) -> EthosUQuantizer:

@@ -12,18 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import ethorch
+from tests.helpers.quantized import Function
 
 INF = float("inf")
 TARGETS = ["ethos-u55-128", "ethos-u85-256"]
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *values: Tensor) -> Any:
-        return self.function(*values)
 
 
 def rate(function: Callable[..., Any], draw: Callable[[], tuple[Tensor, ...]], target: str, scheme: str = "int8") -> float:
@@ -55,6 +47,24 @@ BOUNDS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "int8"), ("ethos-u85-256", "a16w8")])
 def test_infinite_bounds(bound: str, target: str, scheme: str) -> None:
     assert rate(BOUNDS[bound], lambda: (torch.randn(4, 4, 4),), target, scheme) > 30
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_other_readers_of_the_operands_of_an_extreme(join: bool) -> None:
+    """The range of a maximum lacks the lowest values of its operands."""
+    torch.manual_seed(8)
+
+    def compare(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        halves = y[:, :8], y[:, 8:]
+        return torch.maximum(torch.cat(halves, 1), x * 0 + 1) if join else torch.maximum(*halves), y + 0.5
+
+    samples = [(1 - torch.rand(8, 16) * torch.rand(8, 16) * 50,) for _ in range(8)]
+    model = Function(compare)
+    program = ethorch.compile(model, samples[0], "ethos-u85-256", calibration=samples)
+    for sample in samples:
+        for wanted, found in zip(model(*sample), program(*sample), strict=True):
+            assert ethorch.sqnr_db(wanted, found) > 26
 
 
 def test_inputs_with_infinite_bounds() -> None:

@@ -13,6 +13,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime, sqnr_db
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
+from tests.helpers.quantized import Function
 
 N = 12
 INF, LEAST = float("-inf"), torch.finfo(torch.float32).min
@@ -216,15 +217,6 @@ def test_a_product_that_no_softmax_reads_is_data() -> None:
     assert sqnr_db(Scaled()(*inputs[0]), quantized(*inputs[0])) > 30
 
 
-class Function(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *values: Tensor) -> Any:
-        return self.function(*values)
-
-
 def rate_on(function: Any, inputs: list[tuple[Tensor, ...]]) -> float:
     model = Function(function)
     quantized = converted(model, inputs, "ethos-u85-256", get_symmetric_quantization_config())
@@ -239,6 +231,7 @@ def test_float_inputs_times_large_numbers_are_no_masks() -> None:
     masks = [(x, (t > 2e-4).float()) for x, t in times]
     assert rate_on(lambda x, mask: torch.softmax(x + mask * -1e4, -1), masks) > 30
     assert rate_on(lambda x, mask: torch.softmax(x - mask * 1e9, -1), masks) > 30
+    assert rate_on(lambda x, mask: torch.softmax(x - torch.tensor(1e9) * mask, -1), masks) > 30
 
 
 @pytest.mark.parametrize("value", [-1e9, INF])
@@ -264,6 +257,9 @@ RAISED: dict[str, Any] = {
     "softmin": lambda x, mask, value: F.softmin(x.abs().masked_fill(mask, value), -1),
     "negated sum": lambda x, mask, value: torch.softmax(-(x.abs() + mask.float() * value), -1),
     "scaled where": lambda x, mask, value: torch.softmax(torch.where(mask, value, x * x).view(3, 4, 4) / -0.5, -1),
+    "tensors before their factors": lambda x, mask, value: torch.softmax(
+        torch.tensor(-2.0) * (x + torch.tensor(value) * mask.float()) / 2, -1
+    ),
     "one minus": lambda x, mask, value: torch.softmax(1 - x.masked_fill(mask, value), -1),
     "join": lambda x, mask, value: torch.softmax(-torch.cat([x.masked_fill(mask, value), x], -1), -1),
     "exp": lambda x, mask, value: torch.exp(-x.abs().masked_fill(mask, value)),

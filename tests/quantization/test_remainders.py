@@ -9,25 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
+from tests.helpers.quantized import Function
 
 DIVIDENDS = torch.tensor([-7, -3, -2, -1, 0, 1, 2, 7, 100, -100])
 DIVISORS = torch.tensor([3, -3, 5, 7, -1, 2, -8, 4, 120, -120])
 
 
-class Function(nn.Module):
-    """A function of integers beside an operator for the NPU."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, *numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return x * 2, self.function(*numbers)
-
-
 def run(function: Callable[..., Tensor], *numbers: Tensor) -> Tensor:
     inputs = (torch.ones(1, 4), *numbers)
-    result: Tensor = ethorch.compile(Function(function).eval(), inputs, calibration=[inputs])(*inputs)[1]
+    model = Function(lambda x, *numbers: (x * 2, function(*numbers)))  # an operator for the NPU, and integers
+    result: Tensor = ethorch.compile(model, inputs, calibration=[inputs])(*inputs)[1]
     return result
 
 

@@ -37,6 +37,15 @@ def test_no_code_is_further_off_than_the_function_goes_in_one(name: str) -> None
     assert (np.abs(found - wanted[:-1]) <= np.maximum(FAR, near[:-1] / 2) + 2)[known].all()
 
 
+def test_functions_that_tables_represent() -> None:
+    inputs = np.arange(-32768, 32769) / 32768
+    assert len(pieces(np.zeros(65537), -32768, 32767)) == 1
+    assert pieces(30000 * np.sin(60 * inputs), -32768, 32767)
+    assert not pieces(30000 * np.sin(600 * inputs), -32768, 32767)
+    undefined = np.where(inputs < 0, 30000 * np.sin(600 * inputs), 30000 * inputs)
+    assert pieces(undefined, -32768, 32767)
+
+
 @pytest.mark.parametrize("periods", [16, 32, 64, 128])
 def test_differences_of_entries_fit_int16(periods: int) -> None:
     """Between entries, the NPU stores the slope of an oscillating function in 16 bits."""
