@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from bench.models.various import Decoder
 from bench.tuning import cycles, of_module
 from ethorch.targets import TARGETS
+from tests.helpers.quantized import Function
 
 
 def clip() -> nn.Module:
@@ -25,9 +27,12 @@ def shuffled(channels: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(16, 4 * channels, 3, padding=1), nn.PixelShuffle(2), nn.Tanh())
 
 
-class Maximum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.amax(-1)
+def last_maximum(x: Tensor) -> Tensor:
+    return x.amax(-1)
+
+
+def middle_maximum(x: Tensor) -> Tensor:
+    return x.amax(1)
 
 
 CASES = [
@@ -40,9 +45,13 @@ CASES = [
     ("ethos-u85-256", partial(shuffled, 3), (1, 16, 24, 24), 90_000),  # 192,904 with the table between shuffle and convolution
     ("ethos-u85-256", partial(nn.Softmax, -1), (3, 197, 197), 240_000),  # 353,092 with a TRANSPOSE for the maxima and two tables
     ("ethos-u55-128", partial(nn.Softmax, -1), (3, 197, 197), 410_000),  # 695,957
-    ("ethos-u85-256", Maximum, (3, 3, 3, 4, 16), 2_000),  # 5,432 with slices of five axes
+    ("ethos-u85-256", partial(Function, last_maximum), (3, 3, 3, 4, 16), 2_000),  # 5,432 with slices of five axes
     ("ethos-u85-256", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 146_264),  # the Arm backend's cycles
     ("ethos-u55-128", Decoder, (1, Decoder.TOKENS, Decoder.WIDTH), 574_875),
+    ("ethos-u85-256", partial(Function, middle_maximum), (64, 8, 16), 3_000),  # 7,424 with a pool for each outer index
+    ("ethos-u55-128", partial(Function, middle_maximum), (64, 8, 16), 5_000),  # 10,432
+    ("ethos-u85-256", partial(Function, torch.abs), (2, 10), 100),  # 1,406 with a table
+    ("ethos-u55-128", partial(Function, torch.neg), (2, 10), 100),  # 450
 ]
 
 
