@@ -211,10 +211,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model with image sizes reduced to 75% and rounded down to a multiple of 8.
-
-    Return None if the model is quantized or has no large image.
-    """
+    """Return the model with images of 75% of the size, or None if the model is quantized or has no large image."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.fx import Node
 
@@ -26,8 +27,9 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Maximum ratio of the magnitudes of int8 divisors for which a reciprocal of 15 bits suffices.
+#: Maximum ratio of the magnitudes of constant int8 divisors for which a reciprocal of 15 bits suffices.
 _WIDE_DIVISORS = 8
+_REST = 0.3  # maximum error of a quotient, in steps, from inexact reciprocals; below 0.5, so that exact quotients remain exact
 _MOST_WIDE_DIVIDEND = 65535  # largest integer dividend whose product with a power of 2 up to 2**14 fits int32
 _MOST_DIVIDEND = 255  # largest integer dividend whose product with a reciprocal of 22 bits fits int32
 
@@ -54,8 +56,7 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """Return x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - For int8, the reciprocal has 15 bits if |y| cannot exceed 8 times the scale of y, and 22 bits otherwise. With 22 bits,
-      x / 0 saturates, and 0 / 0 is 0.
+    - For int8, x is multiplied by the digits of the reciprocal, or by an integer if y is constant. x / 0 saturates; 0 / 0 is 0.
     - If x or y is int16, y is factored into a power of 2 and a number between 1 and 2, and x is divided by both. A divisor of 0
       is replaced with the scale of y.
 
@@ -84,6 +85,9 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     real, least = y.qparams.table_inputs, y.qparams.step
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
+    if y.value.data is None:
+        most = (out.qparams.reach + out.qparams.step) / x.qparams.step  # its product with the smallest nonzero x saturates
+        return _multiply_by_table(b, x, y, np.clip(reciprocals, -most, most), out.qparams)
     if np.abs(real).max() > _WIDE_DIVISORS * least:
         # 9 + 22 bits fit int32. The smallest nonzero x / 0 exceeds the range of the result.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
@@ -93,6 +97,23 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         return QTensor(b.requantize(acc, x.qparams.step * unit, out.qparams), dims, out.qparams)
     inverse = QParams((1.0 / least / 32767,), (0,), -32767, 32767, "INT16")
     return product(b, x, b.table(y, reciprocals, inverse), x.qparams.step * inverse.step, out.qparams)
+
+
+def _multiply_by_table(b: Builder, x: QTensor, y: QTensor, factors: npt.NDArray[Any], out: QParams) -> QTensor:
+    # Digits in base 254 are added until the rest changes the result by at most _REST of its step. The range of a term is twice that
+    # of the result. If a term is clamped, the sum saturates, because the other terms are at most half of it.
+    fine = QParams((2 * (out.reach + out.step) / 32767,), (0,), *dtype_range("INT16"), "INT16")
+    rest, terms = factors.astype(np.float64), []
+    while not terms or np.abs(rest).max() * x.qparams.reach > _REST * out.step:
+        digit = QParams((np.abs(rest).max() / 127,), (0,), -127, 127, "INT8")
+        digits = b.table(y, rest, digit)
+        terms.append(product(b, x, digits, x.qparams.step * digit.step, fine))
+        rest = rest - digit.step * digit.quantize(rest)
+    total = terms.pop()
+    while terms:
+        codes = [b.rescale(term.value, 1.0, dtype="INT32") for term in (total, terms.pop())]
+        total = QTensor(b.requantize(b.emit("ADD", *codes), fine.step, fine if terms else out), total.dims, fine if terms else out)
+    return b.to_qparams(total, out)
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:

@@ -177,10 +177,7 @@ class WindowSearch:
         return cuts
 
     def _find_first(self, seed: int) -> int:
-        """Return the first unit of a window: the first writer of an operand of ``seed``, and at least _BEFORE units before it.
-
-        Each of these units then runs in the first part that needs its result.
-        """
+        """Return the first unit of a window: the first writer of an operand of ``seed``, and at least _BEFORE units before it."""
         first = seed - _BEFORE
         for access in self.tiler.accesses(self.tiler.units[seed].ops[0])[0]:
             for segment in self.segments:

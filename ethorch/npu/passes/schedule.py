@@ -223,10 +223,8 @@ class Schedule:
         return [*parts, Part(weights.operator, weights.size_bytes - left, left)]
 
     def _find_idle(self, unit: int) -> list[int]:
-        """Return the cycles for additional transfers before each operator, ignoring transfers of ``unit``.
-
-        As in Vela's formulas, a transfer overlaps with the computing of the previous operator, but not with its waits for memory.
-        """
+        """Return the cycles for additional transfers before each operator, ignoring transfers of ``unit``."""
+        # As in Vela's formulas, a transfer overlaps with the computing of the previous operator, but not with its waits for memory.
         if unit in self._idle:
             return self._idle[unit]
         loads, number = list(self._loads), self.weights[unit].operator
