@@ -17,6 +17,7 @@ LIMITS = {
 }
 
 TUNING = Tuning(
+    truth_input_dtype="INT8",
     transpose="whole",
     transpose_conv="phases",
     crop="kernel",

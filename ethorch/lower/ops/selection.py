@@ -13,7 +13,7 @@ from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.lower.builder.truth import finite, float_operand, native, select_elements
 from ethorch.lower.ops.arithmetic import emit_sum
 from ethorch.lower.ops.attention import EXCLUDED, MASKED
-from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.lower.ops.quant_rules import EACH_INPUT, RECTIFIED, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.support.errors import Reason
@@ -22,14 +22,14 @@ from ethorch.tosa.layout import contiguous
 
 
 def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
-    # Adding 0 avoids the Vela bug ``vela.rescale-in-select``.
+    # Adding x to itself avoids the Vela bug ``vela.rescale-in-select``.
     if not native(b) or not isinstance(x, QTensor) or x.is_integer:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
         return b.operand(x, out)
-    zero = b.const_like(x.value, 0)
-    total = b.emit("ADD", b.to_int32(x).value, zero)
-    return QTensor(b.requantize(total, x.qparams.step, out, largest=x.qparams.code_count), x.dims, out)
+    codes = b.to_int32(x).value
+    twice = b.emit("ADD", codes, codes)
+    return QTensor(b.requantize(twice, x.qparams.step / 2, out, largest=2 * x.qparams.code_count), x.dims, out)
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
@@ -76,6 +76,8 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 def _fill_rule(node: Any) -> QuantRule:
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
+    if isinstance(value, (int, float)) and value == 0:
+        return RECTIFIED
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) >= -MASKED and value != EXCLUDED else EACH_INPUT
 
 

@@ -589,7 +589,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.rescale-in-select",
         wrong="Vela fuses the RESCALE of an operand with the AND_NOT of a SELECT, but the NPU scales only operands of ADD and SUB.",
-        instead="``lower.ops.selection`` adds 0 before rescaling.",
+        instead="``lower.ops.selection`` adds the operand to itself before rescaling.",
         operators=("SELECT",),
         families=U85,
         versions=SINCE_5_2,
