@@ -8,7 +8,7 @@ from pathlib import Path
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.insert_copies import copy_outputs
 from ethorch.lower.rewrite.pipeline import dump_to, rewrite
-from ethorch.lower.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, has_plane_inputs, read_planes
+from ethorch.lower.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, read_planes, smallest_plane
 from ethorch.npu.cycles.memories import ARENA, CONSTANTS, STAGING
 from ethorch.npu.cycles.model import rate_contention
 from ethorch.npu.registers import find_npu
@@ -33,6 +33,7 @@ from ethorch.vela.planes import with_planes
 logger = logging.getLogger(__name__)
 
 _SURE = 0.8  # share of the arena up to which reading NCHW is faster (docs/benchmarks.md)
+_FEWEST_SURE_PLACES = 160  # elements of a plane from which it is faster even if the weights are in DRAM
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
@@ -130,13 +131,14 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
 
 def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     way = tuning.read_planes
-    if way is None or not has_plane_inputs(graph, way.most):
+    places = 0 if way is None else smallest_plane(graph, way.most)
+    if way is None or not places:
         return compile_graph(rewritten(graph, tuning, spec), spec)
     share = _arena_share(graph, way, spec)
     if share > 1:
         return compile_graph(rewritten(graph, tuning, spec), spec)
     cache = arena.SearchCache(serialize(graph), *arena.cache_keys(spec), f"planes {way}")
-    is_cached, answer = (True, 1) if share < _SURE else cache.get()
+    is_cached, answer = (True, 1) if share < _SURE and places >= _FEWEST_SURE_PLACES else cache.get()
     planar = _compile_planes(graph, tuning, way, spec) if answer or not is_cached else None
     if planar is not None and answer:
         return planar

@@ -89,9 +89,11 @@ def copy_selected_inputs(graph: Graph, most: int) -> None:
     r.finish()
 
 
-def has_plane_inputs(graph: Graph, most: int) -> bool:
-    """Return True if a convolution can convert an input to NHWC."""
-    return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_find_transposes(Rewriter(graph), most))
+def smallest_plane(graph: Graph, most: int) -> int:
+    """Return the fewest elements per plane of inputs that a convolution can convert to NHWC, or 0."""
+    if not any(op.name == "TRANSPOSE" for op in graph.ops):
+        return 0
+    return min((places for _, _, _, places in _find_transposes(Rewriter(graph), most)), default=0)
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
