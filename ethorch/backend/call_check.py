@@ -13,6 +13,7 @@ from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.lower.fx.node import storage_order
 from ethorch.support.errors import EthorchError
 from ethorch.support.wording import count_noun
+from ethorch.tosa.layout import merge_axes
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
@@ -41,7 +42,8 @@ def _compare(kind: str, nodes: Sequence[Node], tensors: Sequence[IoTensor]) -> N
 def _fits(value: Any, tensor: IoTensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype.itemsize != tensor.element_size:
         return False
-    return _without_ones(int(value.shape[dim]) for dim in storage_order(value)) == _without_ones(tensor.shape)
+    stored = [int(value.shape[dim]) for dim in storage_order(value)]
+    return _without_ones(tensor.shape) in (_without_ones(stored), _without_ones(merge_axes(stored)))
 
 
 def _without_ones(shape: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Operands that few models have: infinite bounds, thresholds from topk, wide arguments of sin, int32 indices and divisors."""
+"""Operands that few models have: infinite bounds, thresholds from topk, wide arguments of sin, int32 indices, seven dims."""
 
 from __future__ import annotations
 
@@ -150,6 +150,42 @@ def test_integers_in_float_tensors_are_exact(count: str, target: str, scheme: st
     program = ethorch.compile(model, samples[0], target, calibration=samples, scheme=scheme)
     agreements = [(model(*sample) == program(*sample)).float().mean() for sample in samples]
     assert min(agreements) > (0.9 if scheme == "int8" else 0.98)
+
+
+SEVEN_DIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, y: (x * y).sum(2),
+    "maximum": lambda x, y: torch.sigmoid(x * y).amax(3),
+    "quotient": lambda x, y: x / (y.abs() + 1),
+}
+
+
+@pytest.mark.parametrize("name", SEVEN_DIMS)
+@pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "int8"), ("ethos-u85-256", "a16w8")])
+def test_operators_of_seven_dims_run_on_the_npu(name: str, target: str, scheme: str) -> None:
+    torch.manual_seed(9)
+    model, inputs = Function(SEVEN_DIMS[name]), (torch.randn(1, 2, 3, 2, 3, 2, 4), torch.randn(1, 1, 3, 1, 3, 1, 4))
+    program = ethorch.compile(model, inputs, target, calibration=[inputs] * 2, scheme=scheme)
+    assert all("quantize" in operator.operator for operator in program.operators if operator.where == "CPU")
+    quantized = ethorch.quantize(model, inputs, target, calibration=[inputs] * 2, scheme=scheme)
+    assert ethorch.sqnr_db(quantized(*inputs), program(*inputs)) > 40
+
+
+def test_an_operand_of_eight_dims() -> None:
+    torch.manual_seed(9)
+    model, inputs = (
+        Function(lambda x, y: (x * y).sum(5)),
+        (torch.randn(1, 1, 2, 3, 2, 3, 2, 4), torch.randn(2, 1, 1, 3, 1, 3, 1, 4)),
+    )
+    program = ethorch.compile(model, inputs, "ethos-u55-128", calibration=[inputs] * 2)
+    assert program.delegates and ethorch.sqnr_db(model(*inputs), program(*inputs)) > 30
+
+
+def test_values_masked_with_0_are_not_quantized_again() -> None:
+    torch.manual_seed(10)
+    model, inputs = Function(lambda x, m: x.masked_fill(m, 0.0)), (torch.randn(64, 32), torch.rand(64, 32) > 0.3)
+    program = ethorch.compile(model, inputs, "ethos-u85-256", calibration=[inputs] * 2)
+    step = inputs[0].abs().max() / 127
+    assert (model(*inputs) - program(*inputs)).abs().max() <= 0.51 * step
 
 
 @pytest.mark.parametrize("layout", ["channels last", "permuted"])

@@ -14,6 +14,7 @@ import numpy as np
 from ethorch.lower.rewrite.insert_copies import ELEMENTWISE, LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
+from ethorch.tosa.layout import MAX_RANK
 
 #: Operators that Vela fuses with the elementwise operator before them.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
@@ -30,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
+    """Merge adjacent axes if there are too many, if that saves operations, or if it avoids ``vela.one-element-of-five-axes``.
 
     If too many operations would remain, expand operands along their broadcast axes, so that more axes can be merged.
 
@@ -44,7 +45,8 @@ def fold_broadcasts(r: Rewriter) -> None:
         groups = _groups(full, result)
         folded = [math.prod(result[group]) for group in groups]
         has_bug = len(result) > _MOST_AXES and math.prod(shapes[0]) == 1
-        if full == shapes and not has_bug and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
+        is_required = has_bug or len(result) > MAX_RANK
+        if full == shapes and not is_required and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
             continue
         at = r.before(op)
         value = at.again(op, *(_fold_operand(r, at, *operand, groups) for operand in zip(op.operands[:2], full, strict=True)))

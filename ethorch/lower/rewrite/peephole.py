@@ -42,6 +42,14 @@ def merge_transposes(r: Rewriter, op: Op) -> None:
         r.bypass(op, op.operands[0])
 
 
+def merge_slices(r: Rewriter, op: Op) -> None:
+    """Merge consecutive SLICEs."""
+    inner = r.producer(op.operands[0], "SLICE", sole=True)
+    if inner is not None:
+        start = tuple(a + b for a, b in zip(inner.attrs["start"], op.attrs["start"], strict=True))
+        r.replace(op, r.before(op).again(op, inner.operands[0], start=start))
+
+
 def merge_clamps(r: Rewriter, op: Op) -> None:
     """Merge consecutive CLAMPs if their ranges overlap."""
     inner = r.producer(op.operands[0], "CLAMP", sole=True)
@@ -94,6 +102,7 @@ def merge_unsigned(r: Rewriter, op: Op) -> None:
 RULES: Mapping[str, Rule] = {
     "RESHAPE": merge_reshapes,
     "TRANSPOSE": merge_transposes,
+    "SLICE": merge_slices,
     "CLAMP": merge_clamps,
     "TABLE": compose_tables,
     "RESCALE": merge_unsigned,

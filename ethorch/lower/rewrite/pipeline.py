@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from ethorch.lower.rewrite.fold_broadcasts import fold_broadcasts
 from ethorch.lower.rewrite.fold_pools import fold_pools
 from ethorch.lower.rewrite.fold_strides import fold_strides
-from ethorch.lower.rewrite.fold_wide_moves import fold_wide_moves
+from ethorch.lower.rewrite.fold_wide_moves import fold_high_ranks, fold_wide_moves
 from ethorch.lower.rewrite.insert_copies import copy_broadcast_constants
 from ethorch.lower.rewrite.keep_shapes import keep_shapes
 from ethorch.lower.rewrite.order_channels import order_channels
@@ -91,6 +91,11 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "fold broadcasts",
         always(fold_broadcasts),
         "Before neighbours are merged, because merging would separate operators from their RESCALEs.",
+    ),
+    Step(
+        "fold high ranks",
+        always(fold_high_ranks),
+        "After ``fold broadcasts``, because this step separates operators from their RESCALEs.",
     ),
     Step(
         "fold pools",
