@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from bench.implementation import memory_for
 from ethorch import EthosUCompileSpec
 from ethorch.lower.builder.builder import Builder
@@ -251,6 +253,10 @@ def _scale() -> Any:
     return Scaled()
 
 
+def _table(b: Builder, x: Any) -> Any:
+    return b.emit("TABLE", x, b.const(np.arange(-128, 128)[::-1].astype(np.int8)))
+
+
 def _rescale(b: Builder, x: Any) -> Any:
     return b.rescale(x, 0.4, input_zp=3, output_zp=-5)
 
@@ -417,14 +423,17 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         of_operator("INT8", (1, 2, 2, 16), _rescale),
         {U55: 1, U85: 1},
     ),
-    *(
-        Measurement(
-            "channels_of_rescale_by_depthwise",
-            f"RESCALE of [1,96,96,{channels}], INT8",
-            of_operator("INT8", (1, 96, 96, channels), _rescale),
-            {U65: (1, 65536)},
-        )
-        for channels in (3, 32)
+    Measurement(
+        "tables_by_depthwise",
+        "TABLE of [1,32,32,24], INT8",
+        of_operator("INT8", (1, 32, 32, 24), _table),
+        {U55: True, U85: False},
+    ),
+    Measurement(
+        "smallest_rescale_by_depthwise",
+        "RESCALE of [1,96,96,32], INT8",
+        of_operator("INT8", (1, 96, 96, 32), _rescale),
+        {U65: None},
     ),
     Measurement(
         "fewest_columns_turned",

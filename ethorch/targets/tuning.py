@@ -192,11 +192,11 @@ class Tuning:
     tile_steps: TileCost | None = None
     #: Whether a broadcast constant of an elementwise operator is first copied, so that it is read from flash only once.
     copies_broadcast_constants: bool = False
-    #: Minimum number of elements for which an INT8 RESCALE becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``).
+    #: Minimum number of elements for which a RESCALE or CLAMP becomes a DEPTHWISE_CONV2D (``lower.rewrite.rescale_to_depthwise``).
     #: None disables this.
     smallest_rescale_by_depthwise: int | None = None
-    #: Minimum and maximum number of channels of such a RESCALE. None sets no limits.
-    channels_of_rescale_by_depthwise: tuple[int, int] | None = None
+    #: Whether a TABLE becomes a DEPTHWISE_CONV2D, too.
+    tables_by_depthwise: bool = False
 
     # --- Vela bugs of this family (``lower.rewrite.vela_bugs``) ----------------------------------------------------------------
 

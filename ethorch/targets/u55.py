@@ -115,9 +115,7 @@ U65 = replace(
         # 400,000 elements on u65-256. By its estimates, steps take 0.29 to 0.96 times the cycles for 20 others, and up to 2.15
         # times the cycles for 9. Steps need 0.5 KB of commands instead of 50 to 2,600 KB.
         transpose_steps=replace(STEPS, fewest_single_elements=65536),
-        # Other channel counts take 1.3 to 8 times the cycles.
-        smallest_rescale_by_depthwise=4096,
-        channels_of_rescale_by_depthwise=(8, 16),
+        smallest_rescale_by_depthwise=8192,
         vela_family="u65",
     ),
 )

@@ -39,6 +39,7 @@ TUNING = Tuning(
     ),
     tile_steps=TileCost(cycles_per_copy=800, cycles_per_byte=1),
     smallest_rescale_by_depthwise=2048,
+    tables_by_depthwise=True,
 )
 
 U85 = Family("u85", "EthosU85", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", 40, 16, LIMITS, TUNING, ("int16", "int4", "cf"))

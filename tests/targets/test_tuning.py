@@ -46,7 +46,6 @@ def test_differences_have_a_line_each() -> None:
         "transpose_steps.of_single_elements",
         "transpose_steps.fewest_single_elements",
         "smallest_rescale_by_depthwise",
-        "channels_of_rescale_by_depthwise",
         "vela_family",
     ]
     assert (u55["fold_strides.least_products"], u65["fold_strides.least_products"]) == ("192", "1024")
@@ -66,6 +65,7 @@ def test_the_measurements_are_those_of_the_benchmark() -> None:
 def test_each_choice_for_speed_is_measured(choice) -> None:
     speed = not choice.startswith("vela_") and choice not in (
         "truth_dtype",
+        "truth_input_dtype",  # Vela's estimate lacks the wait for a constant
         "resize",
         "int32_activations",
     )  # those are what the NPU has and Vela does

@@ -103,7 +103,7 @@ def _multiply_by_table(b: Builder, x: QTensor, y: QTensor, factors: npt.NDArray[
     # Digits in base 254 are added until the rest changes the result by at most _REST of its step. The range of a term is twice that
     # of the result. If a term is clamped, the sum saturates, because the other terms are at most half of it.
     fine = QParams((2 * (out.reach + out.step) / 32767,), (0,), *dtype_range("INT16"), "INT16")
-    rest, terms = factors.astype(np.float64), []
+    rest, terms = factors.astype(np.float64), list[QTensor]()
     while not terms or np.abs(rest).max() * x.qparams.reach > _REST * out.step:
         digit = QParams((np.abs(rest).max() / 127,), (0,), -127, 127, "INT8")
         digits = b.table(y, rest, digit)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ethorch.lower.rewrite.rescale_to_depthwise import CHANNELS_OF_TABLE
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
-
-#: Minimum number of channels for which Vela fuses a TABLE with a convolution.
-_CHANNELS_OF_TABLE = 8
 
 Rule = Callable[[Rewriter, Op], None]
 
@@ -178,7 +176,7 @@ def move_tables_after_transposes(r: Rewriter) -> None:
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")
         conv = r.producer(rescale.operands[0], "CONV2D", "DEPTHWISE_CONV2D") if rescale else None
-        if conv is None or conv.result.shape[-1] >= _CHANNELS_OF_TABLE or op.result.dtype != "INT8":
+        if conv is None or conv.result.shape[-1] >= CHANNELS_OF_TABLE or op.result.dtype != "INT8":
             continue
         moves: list[Op] = []
         value = op.result

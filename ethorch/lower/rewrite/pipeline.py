@@ -174,7 +174,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     ),
     Step(
         "rescale by depthwise convolutions",
-        lambda r, t: rescale_to_depthwise(r, t.smallest_rescale_by_depthwise, t.channels_of_rescale_by_depthwise),
+        lambda r, t: rescale_to_depthwise(r, t.smallest_rescale_by_depthwise, t.tables_by_depthwise),
         "After ``select channels``, which also replaces RESCALEs with convolutions.",
     ),
     Step(

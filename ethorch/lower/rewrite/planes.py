@@ -6,7 +6,7 @@ TOSA cannot express memory layouts, so ``ethorch.vela.planes`` sets the strides 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,7 @@ def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
 
 
 def _by_convolution(r: Rewriter, op: Op, source: Value, count: int, places: int) -> Planes:
-    rows, columns = _as_map(op.result.shape, places // BRICK)
+    rows, columns = fold_bricks(op.result.shape, places // BRICK)
     at, shape, name, before = r.before(op), op.result.shape, op.result.name, set(r)
     pixels = _in_pixels(at, at.reshape(source, 1, rows, columns, BRICK * count), count)
     r.replace(op, at.reshape(pixels, *shape))
@@ -147,7 +147,8 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
     return at.emit("RESCALE", wide, dtype=bricks.dtype, **_ONE[bricks.dtype], **_AS_IS)
 
 
-def _as_map(shape: tuple[int, ...], bricks: int) -> tuple[int, int]:
+def fold_bricks(shape: Sequence[int], bricks: int) -> tuple[int, int]:
+    """Return the rows and columns of a map of ``bricks`` elements."""
     height = math.prod(shape[:-2])
     rows = math.gcd(height, bricks)
     while bricks // rows > LONGEST:

@@ -1,4 +1,4 @@
-"""Convert INT8 RESCALEs to 1x1 depthwise convolutions, which take half the cycles of Vela's pools on the U55."""
+"""Convert INT8 RESCALEs, CLAMPs and TABLEs to 1x1 depthwise convolutions, which take half the cycles of Vela's pools on the U55."""
 
 from __future__ import annotations
 
@@ -8,31 +8,57 @@ from collections.abc import Sequence
 import numpy as np
 
 from ethorch.lower.rewrite.insert_copies import LONGEST
+from ethorch.lower.rewrite.planes import fold_bricks
 from ethorch.lower.rewrite.rewriter import Rewriter
+from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import Op
 
+#: RESCALE from INT32 to INT8 by 1.
+_SAME = {
+    "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
+    "input_unsigned": False, "output_unsigned": False,
+}  # fmt: skip
 
-def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
-    """Replace each RESCALE from INT8 to INT8 with a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    A RESCALE with an axis too long for the NPU is not replaced. Vela converts it to a pool, which has no such limit.
+#: Minimum number of channels for which Vela fuses a TABLE with a convolution.
+CHANNELS_OF_TABLE = 8
+
+
+def rescale_to_depthwise(r: Rewriter, smallest: int | None, with_tables: bool = False) -> None:
+    """Replace RESCALEs from INT8 to INT8, and separate INT8 CLAMPs, with a DEPTHWISE_CONV2D and operators that Vela fuses.
+
+    Long axes remain, because Vela's pools have no limit.
 
     Args:
         smallest: Minimum number of elements, or None to replace nothing.
-        channels: Minimum and maximum number of channels. Default: any.
+        with_tables: Whether to replace TABLEs, too.
     """
     if smallest is None:
         return
-    fewest, most = channels or (1, LONGEST)
-    for op in r.select("RESCALE"):
+    for op in r.select("RESCALE", "CLAMP", *["TABLE"] * with_tables):
         shape = _as_map(op.result.shape)
-        pays = math.prod(shape) >= smallest and fewest <= shape[3] <= most and max(shape) <= LONGEST
-        if is_plain(op) and not op.operands[0].is_const and pays:
+        if op.operands[0].is_const or not (is_plain(op) or _is_separate(r, op)):
+            continue
+        if op.name == "TABLE" and shape[3] < CHANNELS_OF_TABLE:
+            continue
+        if math.prod(shape) >= smallest and max(shape) <= LONGEST:
             _multiply_by_one(r, op)
 
 
+def _is_separate(r: Rewriter, op: Op) -> bool:
+    # Vela fuses other CLAMPs and TABLEs with the preceding operator.
+    value = op.operands[0]
+    if op.name == "RESCALE" or value.dtype != "INT8":
+        return False
+    return r.producer(value) is None or r.uses(value) > 1 or r.producer(value, "CONCAT", "SLICE") is not None
+
+
 def _as_map(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    # With 16 channels, the convolution needs few scales, which can be in slow memory, and processes whole bricks.
     *outer, width, channels = (1, 1, *shape)
+    bricks, rest = divmod(math.prod(shape), BRICK)
+    if channels != BRICK and not rest:
+        return 1, *fold_bricks(shape, bricks), BRICK
     return 1, math.prod(outer), width, channels
 
 
@@ -48,7 +74,12 @@ def _multiply_by_one(r: Rewriter, op: Op) -> None:
     shape = _as_map(value.shape)
     weight = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
     bias = at.constant(np.zeros(1, np.int32), "INT32")
-    window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": op.attrs["input_zp"], "weight_zp": 0}
+    zero_point = op.attrs.get("input_zp", 0)
+    window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": zero_point, "weight_zp": 0}
     value = value if value.shape == shape else at.reshape(value, *shape)
-    value = at.again(op, at.emit("DEPTHWISE_CONV2D", value, weight, bias, **window), input_zp=0)
+    wide = at.emit("DEPTHWISE_CONV2D", value, weight, bias, **window)
+    if op.name != "RESCALE":
+        value = at.again(op, at.emit("RESCALE", wide, **_SAME))
+    else:
+        value = at.again(op, wide, input_zp=0)
     r.replace(op, value if value.shape == op.result.shape else at.reshape(value, *op.result.shape))

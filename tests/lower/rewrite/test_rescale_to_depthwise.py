@@ -1,4 +1,4 @@
-"""A RESCALE on its own is a depthwise convolution by one: the same bits, wherever it stands."""
+"""A RESCALE or CLAMP on its own is a depthwise convolution by one: the same bits, wherever it stands."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def test_bits(shape: tuple[int, ...], target: str) -> None:
     x = b.input("x", shape, "INT8")
     for zero, out, scale in SCALES:
         b.graph.outputs.append(b.rescale(x, scale, input_zp=zero, output_zp=out))
+    limits = [(-128, 3), (-3, 127), (5, 5)]
+    b.graph.outputs += [b.emit("CLAMP", x, min_val=low, max_val=high) for low, high in limits]
     after = rewrite(copy.deepcopy(b.graph), tuning=TUNING[target.split("-")[1]])
     verify(after)
-    assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == len(SCALES)
+    assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == len(SCALES) + len(limits)
     codes = [np.random.default_rng(1).integers(-128, 128, shape).astype(np.int8)]
     expected = reference(serialize(b.graph), codes)
     for found, wanted in zip(machine(serialize(after), codes, EthosUCompileSpec(target)), expected, strict=True):
@@ -63,6 +65,15 @@ def test_more_places_than_channels_stay(target: str) -> None:
     np.testing.assert_array_equal(found.ravel(), wanted.ravel())
 
 
+def test_a_clamp_that_vela_fuses_stays() -> None:
+    b = Builder()
+    values = [b.rescale(b.input(name, (1, 16, 16, 16), "INT8"), 1.0, dtype="INT32") for name in "xy"]
+    total = b.rescale(b.emit("ADD", *values), 0.5)
+    b.graph.outputs.append(b.emit("CLAMP", total, min_val=0, max_val=127))
+    for family in ("u55", "u85"):
+        assert "DEPTHWISE_CONV2D" not in {op.name for op in rewrite(copy.deepcopy(b.graph), tuning=TUNING[family]).ops}
+
+
 def test_what_stays() -> None:
     """INT16, unsigned codes at a border, a scale per channel, a handful of elements."""
     b = Builder()
@@ -88,10 +99,30 @@ def test_what_stays() -> None:
         assert {op.name for op in rewrite(copy.deepcopy(b.graph), tuning=TUNING[family]).ops} == {"RESCALE"}
 
 
-@pytest.mark.parametrize(("channels", "convolutions"), [(3, 0), (8, 1), (16, 1), (32, 0)])
-def test_channels_on_u65(channels: int, convolutions: int) -> None:
-    """Of 3 channels the convolution takes 8 times the cycles of the RESCALE, of 16 half of them."""
+@pytest.mark.parametrize(
+    ("shape", "folded"), [((1, 48, 48, 64), (1, 48, 192, 16)), ((5, 4, 1000), (1, 5, 250, 16)), ((999, 9), None)]
+)
+def test_channels_are_folded(shape: tuple[int, ...], folded: tuple[int, ...] | None) -> None:
+    """With 16 channels, the convolution has few weights and scales. 999 * 9 is not a multiple of 16."""
     b = Builder()
-    b.graph.outputs.append(b.rescale(b.input("x", (1, 48, 48, channels), "INT8"), 0.7, input_zp=3))
+    b.graph.outputs.append(b.rescale(b.input("x", shape, "INT8"), 0.7, input_zp=3))
     after = rewrite(b.graph, tuning=TUNING["u65"])
-    assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == convolutions
+    (convolution,) = (op for op in after.ops if op.name == "DEPTHWISE_CONV2D")
+    assert convolution.result.shape == (folded or (1, 1, *shape))
+
+
+def test_tables_on_u85() -> None:
+    """A TABLE of a sum is fused with the sum. One of an input, or of a sum with other readers, would be a pool."""
+    b = Builder(tuning=TUNING["u85"])
+    x = b.input("x", (1, 16, 16, 24), "INT8")
+    wide = b.rescale(x, 1.0, dtype="INT32")
+    total = b.rescale(b.emit("ADD", wide, wide), 0.5)
+    reverse = b.const(np.arange(-128, 128)[::-1].astype(np.int8))
+    for value in (x, total, total, b.rescale(b.emit("MUL", wide, wide, shift=0), 0.01)):
+        b.graph.outputs.append(b.emit("TABLE", value, reverse))
+    after = rewrite(copy.deepcopy(b.graph), tuning=TUNING["u85"])
+    assert [op.name for op in after.ops].count("DEPTHWISE_CONV2D") == 3
+    codes = [np.random.default_rng(1).integers(-128, 128, x.shape).astype(np.int8)]
+    expected = reference(serialize(b.graph), codes)
+    for found, wanted in zip(machine(serialize(after), codes, EthosUCompileSpec("ethos-u85-256")), expected, strict=True):
+        np.testing.assert_array_equal(found.ravel(), wanted.ravel())
