@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, float_qparams, plain_qparams
 from ethorch.support.errors import Reason
-from ethorch.tosa.ir import Value
+from ethorch.tosa.ir import FLOATS, Value
 from ethorch.tosa.layout import Dims, contiguous
 
 #: Left shift for the coarser of two scales, the largest shift for which differences fit int32.
@@ -143,26 +143,69 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
     return _clamp(b, x, below, above)
 
 
+def extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
+    """Emit MAXIMUM or MINIMUM, in INT32 for integers. Return the dtype of ``x``."""
+    if x.dtype in FLOATS or x.dtype == "INT32":
+        return b.emit(name, x, y)
+    return b.rescale(b.emit(name, b.widen(x), b.widen(y)), 1.0, dtype=x.dtype)
+
+
+def _number_of(value: Value) -> int | None:
+    return int(value.data.flat[0]) if value.data is not None and value.data.size == 1 else None
+
+
+def _select_int8(b: Builder, c: Value, x: Value, y: Value) -> Value:
+    # The larger of c ? x : -128 and c ? -128 : y, where c is 0 or 1.
+    high, low = _number_of(x), _number_of(y)
+    if high is not None and low is not None:
+        return _look_up_truth(b, c, low, high)
+    limits = _look_up_truth(b, c, -128, 127 if high is None else high), _look_up_truth(b, c, 127 if low is None else low, -128)
+    parts = [
+        extreme(b, "MINIMUM", value, limit) if number is None else limit
+        for value, number, limit in zip((x, y), (high, low), limits, strict=True)
+    ]
+    return extreme(b, "MAXIMUM", *parts)
+
+
+def _look_up_truth(b: Builder, c: Value, if_false: int, if_true: int) -> Value:
+    # INT8 c ? if_true : if_false, preferably without a table
+    if if_true > if_false:
+        return b.rescale(c, if_true - if_false, output_zp=if_false)
+    codes = np.full(256, if_false, np.int8)
+    codes[129] = if_true
+    return b.emit("TABLE", c, b.const(codes, name="limits"))
+
+
+def _select_by_sum(b: Builder, c: Value, x: Value, y: Value) -> Value:
+    # c * x + (1 - c) * y, where c is 0 or 1. One summand is always 0.
+    terms: list[tuple[bool, Value]] = []  # to subtract or to add
+    for value, truth in ((x, c), (y, invert_truth(b, c))):
+        number = _number_of(value)
+        if value.dtype == "INT32":
+            terms.append((False, b.emit("MUL", value, b.widen(truth), shift=0)))
+        elif number is None or number == -32768:
+            product = b.emit("MUL", b.widen(value), b.widen(b.rescale(truth, 1.0, dtype="INT16")), shift=0)
+            terms.append((False, b.rescale(product, 1.0, dtype="INT16")))
+        elif number:
+            terms.append((number < 0, b.rescale(truth, abs(number), dtype="INT16")))
+    if [is_negative for is_negative, _ in terms] == [False]:
+        return terms[0][1]
+    total = b.const_like(b.widen(c), 0)
+    for is_negative, term in sorted(terms, key=lambda pair: pair[0]):
+        wide = b.widen(term)
+        starts = total.is_const and not is_negative
+        total = wide if starts else b.emit("SUB" if is_negative else "ADD", total, wide)
+    return b.rescale(total, 1.0, dtype=x.dtype) if x.dtype != "INT32" else total
+
+
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y with a SELECT or, without BOOL support, as the exact sum c * x + (1 - c) * y with c = 0 or 1."""
+    """Return condition ? x : y. Without BOOL support, emit a maximum (int8) or a sum instead of a SELECT."""
     (c, xv, yv), dims = b.align(condition, x, y)
-    if native(b):
-        if c.dtype != "BOOL":
-            c = b.emit("CAST", c, dtype="BOOL")
-        return QTensor(b.emit("SELECT", c, xv, yv), dims, q)
-    dtype, zp = xv.dtype, q.zp if q else 0
-
-    def center(value: Value) -> Value:
-        if value.is_const:
-            assert value.data is not None
-            return b.const(value.data.astype(np.int32) - zp)
-        return value if value.dtype == "INT32" else b.rescale(value, 1.0, input_zp=zp, dtype="INT32")
-
-    # The second operand of each MUL is 0 or 1, so no product overflows. One summand is always 0.
-    selected_x = b.emit("MUL", center(xv), b.widen(c), shift=0)
-    selected_y = b.emit("MUL", center(yv), b.widen(invert_truth(b, c)), shift=0)
-    total = b.emit("ADD", selected_x, selected_y)
-    return QTensor(total if dtype == "INT32" else b.rescale(total, 1.0, output_zp=zp, dtype=dtype), dims, q)
+    if not native(b):
+        return QTensor((_select_int8 if xv.dtype == "INT8" else _select_by_sum)(b, c, xv, yv), dims, q)
+    if c.dtype != "BOOL":
+        c = b.emit("CAST", c, dtype="BOOL")
+    return QTensor(b.emit("SELECT", c, xv, yv), dims, q)
 
 
 def finite(value: float, out: QParams) -> float:

@@ -1,4 +1,4 @@
-"""Lowerings of where and masked_fill, using SELECT on U85, and products with truth values on U55 and U65."""
+"""Lowerings of where and masked_fill."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
     ],
 )
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
-    """Return condition ? x : y with broadcasting. TOSA SELECT, or MUL and ADD.
+    """Return condition ? x : y with broadcasting. TOSA SELECT, or on U55 and U65 MAXIMUM (int8), or MUL and ADD.
 
     Only the conversion to the scale of ``out`` rounds.
     """

@@ -13,6 +13,7 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.builder.reductions import sum_axes, with_reduced_dims
+from ethorch.lower.builder.truth import extreme
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.ops.extremes import are_indices_read
@@ -20,7 +21,6 @@ from ethorch.lower.ops.quant_rules import SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite, op
 from ethorch.support.errors import Reason
-from ethorch.tosa.ir import FLOATS, Value
 
 aten = torch.ops.aten
 
@@ -55,16 +55,10 @@ def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> lis
     for low, high, has_less, has_greater in reversed(steps):
         pair = columns[low], columns[high]
         if has_less:
-            columns[low] = _extreme(b, "MINIMUM", *pair)
+            columns[low] = extreme(b, "MINIMUM", *pair)
         if has_greater:
-            columns[high] = _extreme(b, "MAXIMUM", *pair)
+            columns[high] = extreme(b, "MAXIMUM", *pair)
     return [QTensor(columns[rank], dims, x.q) for rank in ranks]
-
-
-def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
-    if x.dtype in FLOATS or x.dtype == "INT32":
-        return b.emit(name, x, y)
-    return b.rescale(b.emit(name, b.widen(x), b.widen(y)), 1.0, dtype=x.dtype)
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:

@@ -553,10 +553,17 @@ def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
 
 
 def _is_sum_along_rows(r: Rewriter, value: Value) -> bool:
-    while step := r.producer(value, "RESHAPE", "TRANSPOSE", *FOLLOWING):
-        value = step.operands[0]
-    sums = r.producer(value, "REDUCE_SUM")
-    return sums is not None and sums.attrs["axis"] == value.rank - 2
+    left, seen = [value], set[Value]()
+    while left:
+        value = left.pop()
+        sums = r.producer(value, "REDUCE_SUM")
+        if sums is not None and sums.attrs["axis"] == value.rank - 2:
+            return True
+        step = r.producer(value, "RESHAPE", "TRANSPOSE", "TABLE", *POINTWISE)
+        if step is not None and value not in seen:
+            seen.add(value)
+            left += step.operands
+    return False
 
 
 def skip_rescale(r: Rewriter, value: Value) -> Value:

@@ -82,6 +82,7 @@ from tests.lower.rewrite.vela_bug_views import (
     along_column,
     along_reversed,
     along_sum,
+    along_truths_of_sum,
     beside_convolution,
     chained_slice,
     gathered,
@@ -282,6 +283,7 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
         "of a REVERSE": along_reversed,
         **{f"{name} of a sum along rows": along_sum(name) for name in ("ARGMAX", "REDUCE_MAX")},
         "of a transposed sum along rows": along_sum("ARGMAX", transposed=True),
+        "of truth values of a sum along rows": along_truths_of_sum,
     },
     "vela.transposed-convolution-of-long-result": {
         "": Avoided(long_result(transposed=True), instead=long_result(transposed=False))

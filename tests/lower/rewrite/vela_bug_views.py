@@ -83,6 +83,13 @@ def along_sum(name: str, transposed: bool = False) -> Make:
     return make
 
 
+def along_truths_of_sum(b: Builder) -> Value:
+    """``all`` along the last axis of truth values that are computed from a sum along the axis before it."""
+    total = b.emit("REDUCE_SUM", b.rescale(b.input("x", (1, 8, 4, 6), "INT8"), 1, dtype="INT32"), axis=2)
+    truth = b.emit("TABLE", b.rescale(total, 0.5, dtype="INT8"), b.const((np.arange(256) > 100).astype(np.int8)))
+    return b.emit("CAST", b.emit("REDUCE_ALL", b.emit("CAST", truth, dtype="BOOL"), axis=3), dtype="INT8")
+
+
 def along_reversed(b: Builder) -> Value:
     x = b.emit("REVERSE", b.input("x", (2, 3, 5, 4), "INT8"), axis=3)
     return b.emit("ARGMAX", x, axis=3)
