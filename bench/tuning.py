@@ -239,6 +239,16 @@ def _shuffle() -> Any:
     return Units()
 
 
+def _quotient() -> Any:
+    import torch
+
+    class Quotient(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[:1].abs() / (x[1:].abs() + 0.5)
+
+    return Quotient()
+
+
 def _scale() -> Any:
     import torch
 
@@ -325,7 +335,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "most_places_before_sum",
-        "sum over the middle axis of [8000,4,4], INT8",
+        "sum over the middle axis of [8000,4,4]",
         of_operator("INT8", (8000, 4, 4), _sum),
         {U55: None, U65: None},
     ),
@@ -400,11 +410,17 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "transpose_steps",
-        "transpose (window partition) of [8,7,8,7,96] to [8,8,7,7,96], INT8",
+        "transpose (window partition) of [8,7,8,7,96] to [8,8,7,7,96]",
         _IN_STEPS,
         {U55: None, U85: None},
     ),
     Measurement("tile_steps", "1000 copies of an INT16 value", _COPIES, {U65: None, U85: None}),
+    Measurement(
+        "most_reciprocal_tables",
+        "quotient of two positive tensors [1,64,64]",
+        of_module(_quotient, 2, 64, 64),
+        {U55: 0, U85: 4},
+    ),
     Measurement(
         "copies_broadcast_constants",
         "product of [1,64,128] and a constant per channel",
@@ -413,25 +429,25 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
-        "RESCALE of [1,32,32,16], INT8",
+        "RESCALE of [1,32,32,16]",
         of_operator("INT8", (1, 32, 32, 16), _rescale),
         {U55: None, U65: None, U85: None},
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
-        "RESCALE of [1,2,2,16], INT8",
+        "RESCALE of [1,2,2,16]",
         of_operator("INT8", (1, 2, 2, 16), _rescale),
         {U55: 1, U85: 1},
     ),
     Measurement(
         "tables_by_depthwise",
-        "TABLE of [1,32,32,24], INT8",
+        "TABLE of [1,32,32,24]",
         of_operator("INT8", (1, 32, 32, 24), _table),
         {U55: True, U85: False},
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
-        "RESCALE of [1,96,96,32], INT8",
+        "RESCALE of [1,96,96,32]",
         of_operator("INT8", (1, 96, 96, 32), _rescale),
         {U65: None},
     ),
@@ -443,7 +459,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "written_weights",
-        "matrix product of [4,64,64] and its transpose, INT8",
+        "matrix product of [4,64,64] and its transpose",
         of_operator("INT8", (4, 64, 64), _multiply_rows),
         {U55: None, U65: None},
     ),

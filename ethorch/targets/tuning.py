@@ -136,6 +136,10 @@ class Tuning:
     #: Whether activations can be quantized to int32 in addition to int8 and int16.
     int32_activations: bool = True
 
+    #: Maximum number of int8 TABLEs for the reciprocal of an int8 divisor, plus 1 if the divisor is broadcast. Otherwise, int16
+    #: TABLEs are used.
+    most_reciprocal_tables: int = 4
+
     # --- operators that lowerings emit ----------------------------------------------------------------------------------
 
     #: ``folded`` merges adjacent axes of a TRANSPOSE. ``whole`` merges them only if there are more than four.

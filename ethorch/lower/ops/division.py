@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +89,10 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if y.value.data is None:
         most = (out.qparams.reach + out.qparams.step) / x.qparams.step  # its product with the smallest nonzero x saturates
-        return _multiply_by_table(b, x, y, np.clip(reciprocals, -most, most), out.qparams)
+        digits = _digits_of(np.clip(reciprocals, -most, most), _REST * out.qparams.step / x.qparams.reach)
+        is_broadcast = math.prod(y.shape) < math.prod(out.shape)
+        if len(digits) + is_broadcast <= b.tuning.most_reciprocal_tables:
+            return _multiply_by_digits(b, x, y, digits, out.qparams)
     if np.abs(real).max() > _WIDE_DIVISORS * least:
         # 9 + 22 bits fit int32. The smallest nonzero x / 0 exceeds the range of the result.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
@@ -99,16 +104,23 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     return product(b, x, b.table(y, reciprocals, inverse), x.qparams.step * inverse.step, out.qparams)
 
 
-def _multiply_by_table(b: Builder, x: QTensor, y: QTensor, factors: npt.NDArray[Any], out: QParams) -> QTensor:
-    # Digits in base 254 are added until the rest changes the result by at most _REST of its step. The range of a term is twice that
-    # of the result. If a term is clamped, the sum saturates, because the other terms are at most half of it.
+def _digits_of(factors: npt.NDArray[Any], tolerance: float) -> list[tuple[QParams, npt.NDArray[Any]]]:
+    # Digits in base 254 with their scales, first the most significant
+    rest, digits = factors.astype(np.float64), list[tuple[QParams, npt.NDArray[Any]]]()
+    while not digits or np.abs(rest).max() > tolerance:
+        scale = QParams((np.abs(rest).max() / 127,), (0,), -127, 127, "INT8")
+        digits.append((scale, rest))
+        rest = rest - scale.step * scale.quantize(rest)
+    return digits
+
+
+def _multiply_by_digits(
+    b: Builder, x: QTensor, y: QTensor, digits: Sequence[tuple[QParams, npt.NDArray[Any]]], out: QParams
+) -> QTensor:
+    # The range of a term is twice that of the result. If a term is clamped, the sum saturates, because the other terms are at most
+    # half of it.
     fine = QParams((2 * (out.reach + out.step) / 32767,), (0,), *dtype_range("INT16"), "INT16")
-    rest, terms = factors.astype(np.float64), list[QTensor]()
-    while not terms or np.abs(rest).max() * x.qparams.reach > _REST * out.step:
-        digit = QParams((np.abs(rest).max() / 127,), (0,), -127, 127, "INT8")
-        digits = b.table(y, rest, digit)
-        terms.append(product(b, x, digits, x.qparams.step * digit.step, fine))
-        rest = rest - digit.step * digit.quantize(rest)
+    terms = [product(b, x, b.table(y, real, scale), x.qparams.step * scale.step, fine) for scale, real in digits]
     total = terms.pop()
     while terms:
         codes = [b.rescale(term.value, 1.0, dtype="INT32") for term in (total, terms.pop())]

@@ -58,20 +58,18 @@ def uneven(extent: int, size: int, scale: float | None) -> float | None:
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size[0]), floor(j * W / size[1])].
 
-    A RESIZE or, for integer factors, TILEs compute this unless PyTorch rounds differently. Otherwise, rows and then columns are
-    selected.
+    Integer factors use a RESIZE or TILEs. Otherwise, rows and then columns are selected.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
     places = [nearest_rows(*parts) for parts in zip(x.shape[-2:], size, uneven_scales, strict=True)]
     exact = [np.arange(count) * extent // count for extent, count in zip(x.shape[-2:], size, strict=True)]
-    is_exact = all(map(np.array_equal, places, exact))
-    is_integer = is_exact and all(ratio.denominator == 1 for ratio in ratios)
+    is_integer = all(map(np.array_equal, places, exact)) and all(ratio.denominator == 1 for ratio in ratios)
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
     if is_integer and ratios == [1, 1]:
         return x
-    numbers = [(2 * r.numerator, 2 * r.denominator, 1 - r.numerator) for r in ratios]  # round(x - 1/2 + 1/(2 n)) is floor(x)
-    if is_exact and (easy or b.tuning.resize == "any") and _resizable(x.shape[-2:], size, numbers):
+    numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
+    if is_integer and (easy or b.tuning.resize == "any") and _resizable(x.shape[-2:], size, numbers):
         if x.rank == 4 and x.shape[0] > 1 and b.tuning.resize == "doubling":
             images = [_resize(b, b.narrow(x, 0, n, 1), size, numbers, "NEAREST") for n in range(x.shape[0])]
             return b.concat(images, 0)

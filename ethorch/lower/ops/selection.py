@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.lower.builder.truth import finite, float_operand, native, select_elements
-from ethorch.lower.ops.arithmetic import emit_sum
+from ethorch.lower.ops.arithmetic import emit_sum, product
 from ethorch.lower.ops.attention import EXCLUDED, MASKED
 from ethorch.lower.ops.quant_rules import EACH_INPUT, RECTIFIED, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
@@ -97,15 +97,23 @@ def _fill_rule(node: Any) -> QuantRule:
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
     """Return mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
-    If the mask is constant and ``value`` is the lowest value of the range, the operator becomes one ADD of a constant.
+    If the mask is constant, and ``value`` is 0 or the lowest value of the range, emit one MUL or ADD with a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):
         value = finite(float(np.asarray(value).reshape(())), q)
-        lowest = q.quantize(np.array(value)) == q.qmin
-        if lowest and isinstance(x, QTensor) and not x.is_integer and isinstance(mask, np.ndarray):
-            return _add_mask(b, x, mask, q)
+        if isinstance(x, QTensor) and not x.is_integer and isinstance(mask, np.ndarray):
+            if value == 0:
+                return _multiply_by_mask(b, x, mask, q)
+            if q.quantize(np.array(value)) == q.qmin:
+                return _add_mask(b, x, mask, q)
     return either(b, mask, value, x, out.q, out.dtype or "INT32")
+
+
+def _multiply_by_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
+    keep = b.const((mask == 0).astype(DTYPES[out.dtype]), out.dtype, name="mask")
+    factor = QTensor(keep, contiguous(mask.shape), QParams((1.0,), (0,), *dtype_range(out.dtype), out.dtype))
+    return product(b, x, factor, x.qparams.step, out)
 
 
 def _add_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:

@@ -41,11 +41,15 @@ def merge_transposes(r: Rewriter, op: Op) -> None:
 
 
 def merge_slices(r: Rewriter, op: Op) -> None:
-    """Merge consecutive SLICEs."""
+    """Merge consecutive SLICEs along different axes."""
     inner = r.producer(op.operands[0], "SLICE", sole=True)
-    if inner is not None:
+    if inner is not None and not set(_cut_axes(inner)) & set(_cut_axes(op)):
         start = tuple(a + b for a, b in zip(inner.attrs["start"], op.attrs["start"], strict=True))
         r.replace(op, r.before(op).again(op, inner.operands[0], start=start))
+
+
+def _cut_axes(op: Op) -> list[int]:
+    return [axis for axis, size in enumerate(op.attrs["size"]) if size != op.operands[0].shape[axis]]
 
 
 def merge_clamps(r: Rewriter, op: Op) -> None:

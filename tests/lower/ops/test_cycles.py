@@ -45,10 +45,6 @@ def selection(x: Tensor) -> Tensor:
     return torch.where(x[0] > 0, x[1], 3 * x[0])
 
 
-def one_and_a_half(x: Tensor) -> Tensor:
-    return nn.functional.interpolate(x, scale_factor=1.5)
-
-
 CASES = [
     ("ethos-u85-256", clip, (1, 3, 8, 16, 16), 50_000),  # 724,675 with planes copied side by side
     ("ethos-u55-128", clip, (1, 3, 8, 16, 16), 65_000),  # 391,328
@@ -69,7 +65,6 @@ CASES = [
     ("ethos-u55-128", partial(Function, quotient), (2, 32, 64), 14_000),  # 43,628 with a reciprocal from int16 tables
     ("ethos-u85-256", partial(Function, quotient), (2, 32, 64), 7_000),  # 8,121
     ("ethos-u85-256", partial(Function, selection), (2, 32, 64), 9_000),  # 11,561 with sums of int32 and 0
-    ("ethos-u85-256", partial(Function, one_and_a_half), (1, 8, 16, 16), 11_000),  # 25,355 with rows, then columns selected
 ]
 
 

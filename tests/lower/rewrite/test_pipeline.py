@@ -62,8 +62,9 @@ def cancelling_transposes(b, x):
 
 
 def slices(b, x):
-    first = b.emit("SLICE", x, start=(0, 1, 0, 0), size=(1, 4, 5, 4))
-    return b.emit("SLICE", first, start=(0, 2, 3, 1), size=(1, 2, 2, 2))
+    rows = b.emit("SLICE", x, start=(0, 1, 0, 0), size=(1, 4, 5, 4))
+    columns = b.emit("SLICE", rows, start=(0, 0, 3, 1), size=(1, 4, 2, 2))
+    return b.emit("SLICE", columns, start=(0, 1, 0, 0), size=(1, 2, 2, 2))
 
 
 def clamps(b, x):
@@ -93,7 +94,7 @@ def reshaped_pad_convolution(b, x):
 
 
 CASES = {
-    reshapes: 1, transposes: 1, cancelling_transposes: 1, slices: 1, clamps: 1, disjoint_clamps: 2, tables: 1, pad_convolution: 2,
+    reshapes: 1, transposes: 1, cancelling_transposes: 1, slices: 2, clamps: 1, disjoint_clamps: 2, tables: 1, pad_convolution: 2,
     pad_with_another_value: 3, reshaped_pad_convolution: 2,
 }  # fmt: skip
 
