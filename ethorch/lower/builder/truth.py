@@ -147,7 +147,12 @@ def extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
     """Emit MAXIMUM or MINIMUM, in INT32 for integers. Return the dtype of ``x``."""
     if x.dtype in FLOATS or x.dtype == "INT32":
         return b.emit(name, x, y)
-    return b.rescale(b.emit(name, b.widen(x), b.widen(y)), 1.0, dtype=x.dtype)
+    return b.rescale(b.emit(name, _fused(b, x), _fused(b, y)), 1.0, dtype=x.dtype)
+
+
+def _fused(b: Builder, value: Value) -> Value:
+    # In INT32, by a RESCALE that Vela fuses, also if ``value`` is constant
+    return value if value.dtype == "INT32" else b.rescale(value, 1.0, dtype="INT32")
 
 
 def _number_of(value: Value) -> int | None:
@@ -169,6 +174,8 @@ def _select_int8(b: Builder, c: Value, x: Value, y: Value) -> Value:
 
 def _look_up_truth(b: Builder, c: Value, if_false: int, if_true: int) -> Value:
     # INT8 c ? if_true : if_false, preferably without a table
+    if c.data is not None:
+        return b.const(np.where(c.data, if_true, if_false).astype(np.int8), name="limits")
     if if_true > if_false:
         return b.rescale(c, if_true - if_false, output_zp=if_false)
     codes = np.full(256, if_false, np.int8)
@@ -184,17 +191,19 @@ def _select_by_sum(b: Builder, c: Value, x: Value, y: Value) -> Value:
         if value.dtype == "INT32":
             terms.append((False, b.emit("MUL", value, b.widen(truth), shift=0)))
         elif number is None or number == -32768:
-            product = b.emit("MUL", b.widen(value), b.widen(b.rescale(truth, 1.0, dtype="INT16")), shift=0)
+            product = b.emit("MUL", _fused(b, value), _fused(b, b.rescale(truth, 1.0, dtype="INT16")), shift=0)
             terms.append((False, b.rescale(product, 1.0, dtype="INT16")))
+        elif number and truth.data is not None:
+            terms.append((False, b.const((truth.data.astype(np.int64) * number).astype(np.int16), name="terms")))
         elif number:
             terms.append((number < 0, b.rescale(truth, abs(number), dtype="INT16")))
     if [is_negative for is_negative, _ in terms] == [False]:
         return terms[0][1]
-    total = b.const_like(b.widen(c), 0)
+    total = b.const_like(b.widen(c), 0) if all(is_negative for is_negative, _ in terms) else None
     for is_negative, term in sorted(terms, key=lambda pair: pair[0]):
-        wide = b.widen(term)
-        starts = total.is_const and not is_negative
-        total = wide if starts else b.emit("SUB" if is_negative else "ADD", total, wide)
+        wide = _fused(b, term)
+        total = wide if total is None else b.emit("SUB" if is_negative else "ADD", total, wide)
+    assert total is not None
     return b.rescale(total, 1.0, dtype=x.dtype) if x.dtype != "INT32" else total
 
 

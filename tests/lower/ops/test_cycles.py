@@ -45,6 +45,14 @@ def selection(x: Tensor) -> Tensor:
     return torch.where(x[0] > 0, x[1], 3 * x[0])
 
 
+def filled(x: Tensor) -> Tensor:
+    return x[0].masked_fill(x[1] > 0, 0.5)
+
+
+def causal(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.ones(64, 64).triu(1) > 0, 0.0)
+
+
 CASES = [
     ("ethos-u85-256", clip, (1, 3, 8, 16, 16), 50_000),  # 724,675 with planes copied side by side
     ("ethos-u55-128", clip, (1, 3, 8, 16, 16), 65_000),  # 391,328
@@ -65,6 +73,9 @@ CASES = [
     ("ethos-u55-128", partial(Function, quotient), (2, 32, 64), 14_000),  # 43,628 with a reciprocal from int16 tables
     ("ethos-u85-256", partial(Function, quotient), (2, 32, 64), 7_000),  # 8,121
     ("ethos-u85-256", partial(Function, selection), (2, 32, 64), 9_000),  # 11,561 with sums of int32 and 0
+    ("ethos-u55-128", partial(Function, filled), (2, 32, 64), 10_000),  # 18,400 with products in int32
+    ("ethos-u55-128", partial(Function, causal), (4, 64, 64), 17_000),  # 184,944
+    ("ethos-u85-256", nn.ReLU, (1, 16, 32, 32), 5_500),  # 12,499 as a pool
 ]
 
 
