@@ -95,7 +95,7 @@ def test_transfers_to_unread_parts_are_omitted() -> None:
 def test_unwritten_bytes_remain_unwritten_in_a_copy() -> None:
     _, result = replace_copies("swapped", "ethos-u85-256")
     stream = result.stream
-    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer))
+    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer) and op.key < 0)
     end = sum(stream.image.sizes.values())
     image = replace(stream.image, sizes=dict.fromkeys(stream.image.sizes, 3 * end))
     ops = list(stream.ops)
@@ -200,7 +200,7 @@ def test_readers_of_a_source_that_is_overwritten_compute_the_same() -> None:
 def test_a_strided_transfer_onto_its_source_is_rejected(offset: int) -> None:
     _, result = replace_copies("swapped", "ethos-u85-256")
     stream = result.stream
-    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer))
+    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer) and op.key < 0)
     ops = list(stream.ops)
     ops[position] = op.copy(DMA0_DST_REGION=op.registers["DMA0_SRC_REGION"] & 7, DMA0_DST=op.registers["DMA0_SRC"] + offset)
     rejections = verify_listing(list_instructions(replace(stream, ops=ops)), stream.image)
@@ -234,7 +234,7 @@ def test_a_read_depends_on_each_transfer_between_whose_rows_it_reads() -> None:
 def test_staging_memory_ends_where_transfers_end() -> None:
     _, result = replace_copies("rotary", "ethos-u85-256")
     stream = result.stream
-    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer))
+    position, op = next((n, op) for n, op in enumerate(stream.ops) if isinstance(op.prepared.form, Transfer) and op.key < 0)
     ops = [
         replace(op.copy(DMA0_DST_REGION=2, DMA0_DST=4096), key=stream.new_key()) if n == position else other
         for n, other in enumerate(stream.ops)
