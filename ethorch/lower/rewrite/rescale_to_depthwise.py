@@ -36,13 +36,22 @@ def rescale_to_depthwise(r: Rewriter, smallest: int | None, with_tables: bool = 
     if smallest is None:
         return
     for op in r.select("RESCALE", "CLAMP", *["TABLE"] * with_tables):
-        shape = _as_map(op.result.shape)
+        is_placed = _is_placed(r, op)
+        shape = _as_map(op.result.shape, not is_placed)
+        if is_placed and op.name != "RESCALE":
+            continue
         if op.operands[0].is_const or not (is_plain(op) or _is_separate(r, op)):
             continue
         if op.name == "TABLE" and shape[3] < CHANNELS_OF_TABLE:
             continue
         if math.prod(shape) >= smallest and max(shape) <= LONGEST:
-            _multiply_by_one(r, op)
+            _multiply_by_one(r, op, shape)
+
+
+def _is_placed(r: Rewriter, op: Op) -> bool:
+    # Vela stores operands of a CONCAT in its result, and reads a SLICE in its source, unless they are reshaped.
+    movers = ("CONCAT", "SLICE", "PAD")
+    return r.producer(op.operands[0], *movers) is not None or any(reader.name in movers for reader in r.readers(op.result))
 
 
 def _is_separate(r: Rewriter, op: Op) -> bool:
@@ -50,14 +59,14 @@ def _is_separate(r: Rewriter, op: Op) -> bool:
     value = op.operands[0]
     if op.name == "RESCALE" or value.dtype != "INT8":
         return False
-    return r.producer(value) is None or r.uses(value) > 1 or r.producer(value, "CONCAT", "SLICE") is not None
+    return r.producer(value) is None or r.uses(value) > 1
 
 
-def _as_map(shape: Sequence[int]) -> tuple[int, int, int, int]:
+def _as_map(shape: Sequence[int], is_folded: bool) -> tuple[int, int, int, int]:
     # With 16 channels, the convolution needs few scales, which can be in slow memory, and processes whole bricks.
     *outer, width, channels = (1, 1, *shape)
     bricks, rest = divmod(math.prod(shape), BRICK)
-    if channels != BRICK and not rest:
+    if is_folded and channels != BRICK and not rest:
         return 1, *fold_bricks(shape, bricks), BRICK
     return 1, math.prod(outer), width, channels
 
@@ -69,9 +78,8 @@ def is_plain(op: Op) -> bool:
     return not (op.attrs["per_channel"] or op.attrs["input_unsigned"] or op.attrs["output_unsigned"])
 
 
-def _multiply_by_one(r: Rewriter, op: Op) -> None:
+def _multiply_by_one(r: Rewriter, op: Op, shape: tuple[int, int, int, int]) -> None:
     at, value = r.before(op), op.operands[0]
-    shape = _as_map(value.shape)
     weight = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
     bias = at.constant(np.zeros(1, np.int32), "INT32")
     zero_point = op.attrs.get("input_zp", 0)

@@ -111,6 +111,17 @@ def test_channels_are_folded(shape: tuple[int, ...], folded: tuple[int, ...] | N
     assert convolution.result.shape == (folded or (1, 1, *shape))
 
 
+def test_operands_of_a_concat_are_not_folded() -> None:
+    """Vela could not store a folded operand in the result of the CONCAT."""
+    b = Builder()
+    parts = [b.rescale(b.input(name, (1, 24, 24, 32), "INT8"), 0.7, input_zp=3) for name in "xy"]
+    clamped = b.emit("CLAMP", b.input("z", (1, 24, 24, 32), "INT8"), min_val=0, max_val=99)
+    b.graph.outputs.append(b.emit("CONCAT", *parts, clamped, axis=2))
+    after = rewrite(b.graph, tuning=TUNING["u55"])
+    shapes = [op.result.shape for op in after.ops if op.name == "DEPTHWISE_CONV2D"]
+    assert shapes == [(1, 24, 24, 32)] * 2
+
+
 def test_tables_on_u85() -> None:
     """A TABLE of a sum is fused with the sum. One of an input, or of a sum with other readers, would be a pool."""
     b = Builder(tuning=TUNING["u85"])
