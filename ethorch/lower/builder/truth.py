@@ -185,26 +185,25 @@ def _look_up_truth(b: Builder, c: Value, if_false: int, if_true: int) -> Value:
 
 def _select_by_sum(b: Builder, c: Value, x: Value, y: Value) -> Value:
     # c * x + (1 - c) * y, where c is 0 or 1. One summand is always 0.
-    terms: list[tuple[bool, Value]] = []  # to subtract or to add
-    for value, truth in ((x, c), (y, invert_truth(b, c))):
+    name, terms = "ADD", list[Value]()
+    pairs = (x, c), (y, invert_truth(b, c))
+    for value, truth in sorted(pairs, key=lambda pair: _number_of(pair[0]) is not None):
         number = _number_of(value)
-        if value.dtype == "INT32":
-            terms.append((False, b.emit("MUL", value, b.widen(truth), shift=0)))
-        elif number is None or number == -32768:
-            product = b.emit("MUL", _fused(b, value), _fused(b, b.rescale(truth, 1.0, dtype="INT16")), shift=0)
-            terms.append((False, b.rescale(product, 1.0, dtype="INT16")))
-        elif number and truth.data is not None:
-            terms.append((False, b.const((truth.data.astype(np.int64) * number).astype(np.int16), name="terms")))
-        elif number:
-            terms.append((number < 0, b.rescale(truth, abs(number), dtype="INT16")))
-    if [is_negative for is_negative, _ in terms] == [False]:
-        return terms[0][1]
-    total = b.const_like(b.widen(c), 0) if all(is_negative for is_negative, _ in terms) else None
-    for is_negative, term in sorted(terms, key=lambda pair: pair[0]):
-        wide = _fused(b, term)
-        total = wide if total is None else b.emit("SUB" if is_negative else "ADD", total, wide)
-    assert total is not None
-    return b.rescale(total, 1.0, dtype=x.dtype) if x.dtype != "INT32" else total
+        if terms and number == 0:
+            continue
+        if value.data is not None and truth.data is not None:
+            terms.append(b.const((value.data * truth.data).astype(value.data.dtype), name="terms"))
+        elif terms and number is not None and value.dtype == "INT16" and number > -32768:
+            name = "SUB" if number < 0 else "ADD"
+            terms.append(b.rescale(truth, abs(number), dtype="INT16"))
+        else:
+            factor = truth if value.dtype == "INT32" else b.rescale(truth, 1.0, dtype=value.dtype)
+            product = b.emit("MUL", _fused(b, value), _fused(b, factor), shift=0)
+            terms.append(product if value.dtype == "INT32" else b.rescale(product, 1.0, dtype=value.dtype))
+    if len(terms) == 1:
+        return terms[0]
+    total = b.emit(name, *(_fused(b, term) for term in terms))
+    return total if x.dtype == "INT32" else b.rescale(total, 1.0, dtype=x.dtype)
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:

@@ -20,7 +20,7 @@ SHAPE = (40,)
 
 def draw(generator: np.random.Generator, kind: str, dtype: str) -> np.ndarray:
     limits = np.iinfo(DTYPES[dtype])
-    special = [limits.min, limits.min + 1, -1, 0, 1, limits.max]
+    special = [limits.min, limits.min + 1, -1, 0, 0, 1, limits.max]
     if kind == "number":
         return np.array([generator.choice(special)]).astype(DTYPES[dtype])
     values = generator.integers(limits.min, limits.max, SHAPE, endpoint=True)
@@ -33,7 +33,7 @@ def draw(generator: np.random.Generator, kind: str, dtype: str) -> np.ndarray:
 def test_the_selected_elements_are_exact(condition: str, x: str, y: str, dtype: str) -> None:
     generator = np.random.default_rng(0)
     q = None if dtype == "INT32" else QParams((1.0,), (0,), *dtype_range(dtype), dtype)
-    for _ in range(8):
+    for _ in range(24):
         b, inputs = Builder(tuning=TUNING["u55"]), []
         arrays = [generator.integers(0, 2, SHAPE).astype(np.int8), draw(generator, x, dtype), draw(generator, y, dtype)]
         values = []
