@@ -17,7 +17,6 @@ from torch.fx import Graph, Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range, float_qparams
-from ethorch.lower.builder.truth import truth_from_int8
 from ethorch.lower.chains import OnCpu, PointwiseChain, entries
 from ethorch.lower.fx.node import (
     DEQUANTIZE,
@@ -166,16 +165,13 @@ class Frame(ABC):
         if not unsigned and TOSA_DTYPE.get(tensor.dtype) not in INTEGERS | self.b.floats:
             return OnCpu(node)
         order = storage_order(tensor)
-        truth = self.b.tuning.truth_input_dtype
-        dtype = "INT8" if unsigned else truth if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
+        dtype = "INT8" if unsigned else self.b.tuning.truth_dtype if tensor.dtype == torch.bool else TOSA_DTYPE[tensor.dtype]
         shape = [int(tensor.shape[dim]) for dim in order]
         stored = merge_axes(shape)
         value = self.b.input(node.name, stored, dtype)
         self.inputs[node] = value
         if unsigned:
             value = self.b.from_unsigned(value)
-        elif tensor.dtype == torch.bool and truth == "INT8":
-            value = truth_from_int8(self.b, value)
         q = float_qparams(dtype) if dtype in self.b.floats else None
         axes = [order.index(dim) for dim in range(tensor.dim())]
         if len(stored) < len(shape):

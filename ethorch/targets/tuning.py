@@ -130,8 +130,6 @@ class Tuning:
 
     #: Dtype of truth values: BOOL, or INT8 with the values 0 and 1 if the NPU does not support BOOL.
     truth_dtype: Literal["BOOL", "INT8"] = "BOOL"
-    #: Dtype of truth values in inputs. Vela compares BOOL inputs with a constant in slow memory, and INT8 inputs with a register.
-    truth_input_dtype: Literal["BOOL", "INT8"] = "BOOL"
 
     #: Whether activations can be quantized to int32 in addition to int8 and int16.
     int32_activations: bool = True

@@ -75,7 +75,6 @@ STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte
 #: Neither family supports BOOL. Both support RESIZE only for one image, nearest-neighbor, by 2, 4 or 8 in both directions.
 TUNING = Tuning(
     truth_dtype="INT8",
-    truth_input_dtype="INT8",
     int32_activations=False,
     resize="doubling",
     transpose_conv="phases",

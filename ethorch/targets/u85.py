@@ -17,7 +17,6 @@ LIMITS = {
 }
 
 TUNING = Tuning(
-    truth_input_dtype="INT8",
     most_reciprocal_tables=2,
     transpose="whole",
     transpose_conv="phases",

@@ -65,7 +65,6 @@ def test_the_measurements_are_those_of_the_benchmark() -> None:
 def test_each_choice_for_speed_is_measured(choice) -> None:
     speed = not choice.startswith("vela_") and choice not in (
         "truth_dtype",
-        "truth_input_dtype",  # Vela's estimate lacks the wait for a constant
         "resize",
         "int32_activations",
     )  # those are what the NPU has and Vela does

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ethorch
-from bench.implementation import memory_for
 from bench.models.various import Decoder
 from bench.tuning import cycles, of_module
 from ethorch.targets import TARGETS
@@ -85,13 +83,3 @@ CASES = [
 )
 def test_cycles_are_at_most(target: str, make, shape: tuple[int, ...], most: int) -> None:
     assert cycles(TARGETS[target], of_module(make, *shape)) <= most
-
-
-def test_a_mask_is_not_compared_with_a_constant_in_dram() -> None:
-    """1,962 cycles with a BOOL input, of which 1,300 are a wait for one byte."""
-    system_config, memory_mode = memory_for("ethos-u85-256")
-    settings = ethorch.Settings(target="ethos-u85-256", system_config=system_config, memory_mode=memory_mode, io="int8")
-    inputs = torch.randn(16, 32), torch.rand(32) > 0.5
-    model = Function(lambda x, mask: x.masked_fill(mask, 0.0))
-    program = ethorch.compile(model, inputs, settings=settings, calibration=[inputs])
-    assert program.estimate.npu_cycles is not None and program.estimate.npu_cycles < 800
