@@ -367,10 +367,14 @@ _row(
     dtypes="INT8 INT16 INT32 INT48",
 )
 _SHIFT = {"multiplier": (1 << 30,), "shift": (30,), "dtype": "INT8", "per_channel": False}
+#: Attributes of a RESCALE by 1 to INT8.
+BY_ONE = {**_SHIFT, "input_zp": 0, "output_zp": 0, "input_unsigned": False, "output_unsigned": False}
 #: Attributes of the RESCALE that subtracts 128 from uint8, and of the RESCALE that adds 128 to int8. TOSA 1.0 has no unsigned
 #: dtype, but unsigned zero points are 0..255.
 FROM_UNSIGNED = {**_SHIFT, "input_zp": 0, "output_zp": -128, "input_unsigned": True, "output_unsigned": False}
 TO_UNSIGNED = {**_SHIFT, "input_zp": -128, "output_zp": 0, "input_unsigned": False, "output_unsigned": True}
+#: Attributes of a convolution with a 1x1 kernel.
+KERNEL_1X1 = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": 0, "weight_zp": 0}
 _row("CAST", "input", _to_dtype, attrs="dtype")
 _row("CLAMP", "input", _same, attrs="min_val max_val", dtypes=f"INT8 INT16 {_ANY_FLOAT}")
 _row("TABLE", "input table", _table, dtypes="INT8 INT16")

@@ -201,3 +201,11 @@ def test_both_ways_are_compiled_only_where_it_is_not_known_which_is_better(
     assert again.payload == first.payload
     usual = compile_graph(rewritten(turned((1, 3, side, side)), tuning, spec), spec)
     assert first.performance.total_cycles <= usual.performance.total_cycles
+
+
+@pytest.mark.parametrize(("side", "is_planar"), [(4, False), (32, True)])
+def test_small_inputs_have_the_faster_layout(side: int, is_planar: bool) -> None:
+    """In DRAM, the weights of the convolution cost more than the transpose of 16 pixels."""
+    spec = EthosUCompileSpec("ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB")
+    lowered = compile_lowered(turned((1, 2, side, side)), TUNING["u85"], spec)
+    assert any("Conv2D" in row.operator for row in lowered.compiled.rows()) == is_planar

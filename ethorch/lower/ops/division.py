@@ -29,7 +29,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Maximum ratio of the magnitudes of constant int8 divisors for which a reciprocal of 15 bits suffices.
+#: Maximum ratio of the magnitudes of int8 divisors for which a reciprocal of 15 bits suffices.
 _WIDE_DIVISORS = 8
 _REST = 0.3  # maximum error of a quotient, in steps, from inexact reciprocals; below 0.5, so that exact quotients remain exact
 _MOST_WIDE_DIVIDEND = 65535  # largest integer dividend whose product with a power of 2 up to 2**14 fits int32
@@ -58,7 +58,8 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """Return x / y with broadcasting, for int8 or int16. x is multiplied by a rounded reciprocal from a table.
 
-    - For int8, x is multiplied by the digits of the reciprocal, or by an integer if y is constant. x / 0 saturates; 0 / 0 is 0.
+    - For int8, x is multiplied by digits of the reciprocal (see ``Tuning.most_reciprocal_tables``), or by one integer. x / 0
+      saturates, and 0 / 0 is 0.
     - If x or y is int16, y is factored into a power of 2 and a number between 1 and 2, and x is divided by both. A divisor of 0
       is replaced with the scale of y.
 
@@ -124,7 +125,8 @@ def _multiply_by_digits(
     total = terms.pop()
     while terms:
         codes = [b.rescale(term.value, 1.0, dtype="INT32") for term in (total, terms.pop())]
-        total = QTensor(b.requantize(b.emit("ADD", *codes), fine.step, fine if terms else out), total.dims, fine if terms else out)
+        q = fine if terms else out
+        total = QTensor(b.requantize(b.emit("ADD", *codes), fine.step, q), total.dims, q)
     return b.to_qparams(total, out)
 
 

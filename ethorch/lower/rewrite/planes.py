@@ -16,15 +16,14 @@ from ethorch.lower.rewrite.insert_copies import LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import DTYPES, Graph, Op, Value
+from ethorch.tosa.opset import BY_ONE, KERNEL_1X1
 
-#: Multiplier and shift of a RESCALE by 1, for each input dtype.
-_ONE: Mapping[str, dict[str, Any]] = {
-    "INT8": {"multiplier": (1 << 30,), "shift": (30,)},
-    "INT16": {"multiplier": (1 << 14,), "shift": (14,)},
+#: Attributes of a RESCALE by 1, for each input dtype.
+_ONE: Mapping[str, Mapping[str, Any]] = {
+    "INT8": BY_ONE,
+    "INT16": {**BY_ONE, "multiplier": (1 << 14,), "shift": (14,), "dtype": "INT16"},
 }
 _BYTES = {"INT8": 1, "INT16": 2}
-_AS_IS = {"input_zp": 0, "output_zp": 0, "per_channel": False, "input_unsigned": False, "output_unsigned": False}
-_WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": 0, "weight_zp": 0}
 
 
 @dataclass(frozen=True)
@@ -141,10 +140,8 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
     place, plane = np.divmod(np.arange(depth), count)
     picking[np.arange(depth), 0, 0, plane * BRICK + place] = 1
     bias = "INT48" if bricks.dtype == "INT16" else "INT32"
-    wide = at.emit(
-        "CONV2D", bricks, at.constant(picking, "INT8"), at.constant(np.zeros(1, DTYPES[bias]), bias), **_WINDOW
-    )  # fmt: skip
-    return at.emit("RESCALE", wide, dtype=bricks.dtype, **_ONE[bricks.dtype], **_AS_IS)
+    wide = at.emit("CONV2D", bricks, at.constant(picking, "INT8"), at.constant(np.zeros(1, DTYPES[bias]), bias), **KERNEL_1X1)
+    return at.emit("RESCALE", wide, **_ONE[bricks.dtype])
 
 
 def fold_bricks(shape: Sequence[int], bricks: int) -> tuple[int, int]:

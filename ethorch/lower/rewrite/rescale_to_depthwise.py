@@ -1,4 +1,4 @@
-"""Convert INT8 RESCALEs, CLAMPs and TABLEs to 1x1 depthwise convolutions, which take half the cycles of Vela's pools on the U55."""
+"""Convert INT8 RESCALEs, CLAMPs and TABLEs to 1x1 depthwise convolutions, which take half the cycles of Vela's pools."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from ethorch.lower.rewrite.planes import fold_bricks
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.targets.tuning import BRICK
 from ethorch.tosa.ir import Op
+from ethorch.tosa.opset import BY_ONE, KERNEL_1X1
 
-#: RESCALE from INT32 to INT8 by 1.
-_SAME = {
-    "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
-    "input_unsigned": False, "output_unsigned": False,
-}  # fmt: skip
-
-
+#: Operators that move data.
+_MOVES = ("CONCAT", "SLICE", "PAD")
 #: Minimum number of channels for which Vela fuses a TABLE with a convolution.
 CHANNELS_OF_TABLE = 8
 
@@ -35,31 +31,21 @@ def rescale_to_depthwise(r: Rewriter, smallest: int | None, with_tables: bool = 
     """
     if smallest is None:
         return
-    for op in r.select("RESCALE", "CLAMP", *["TABLE"] * with_tables):
-        is_placed = _is_placed(r, op)
-        shape = _as_map(op.result.shape, not is_placed)
-        if is_placed and op.name != "RESCALE":
+    for op in r.select("RESCALE", "CLAMP", "TABLE"):
+        value, is_moved = op.operands[0], _is_moved(r, op)
+        if value.is_const or value.dtype != "INT8" or math.prod(value.shape) < smallest or (op.name == "TABLE" and not with_tables):
             continue
-        if op.operands[0].is_const or not (is_plain(op) or _is_separate(r, op)):
-            continue
-        if op.name == "TABLE" and shape[3] < CHANNELS_OF_TABLE:
-            continue
-        if math.prod(shape) >= smallest and max(shape) <= LONGEST:
+        # Vela fuses other CLAMPs and TABLEs with the preceding operator.
+        is_separate = not is_moved and (r.producer(value) is None or r.uses(value) > 1)
+        shape = _as_map(value.shape, is_folded=not is_moved)
+        fits = max(shape) <= LONGEST and (op.name != "TABLE" or shape[3] >= CHANNELS_OF_TABLE)
+        if fits and (is_plain(op) if op.name == "RESCALE" else is_separate):
             _multiply_by_one(r, op, shape)
 
 
-def _is_placed(r: Rewriter, op: Op) -> bool:
+def _is_moved(r: Rewriter, op: Op) -> bool:
     # Vela stores operands of a CONCAT in its result, and reads a SLICE in its source, unless they are reshaped.
-    movers = ("CONCAT", "SLICE", "PAD")
-    return r.producer(op.operands[0], *movers) is not None or any(reader.name in movers for reader in r.readers(op.result))
-
-
-def _is_separate(r: Rewriter, op: Op) -> bool:
-    # Vela fuses other CLAMPs and TABLEs with the preceding operator.
-    value = op.operands[0]
-    if op.name == "RESCALE" or value.dtype != "INT8":
-        return False
-    return r.producer(value) is None or r.uses(value) > 1
+    return r.producer(op.operands[0], *_MOVES) is not None or any(reader.name in _MOVES for reader in r.readers(op.result))
 
 
 def _as_map(shape: Sequence[int], is_folded: bool) -> tuple[int, int, int, int]:
@@ -82,12 +68,7 @@ def _multiply_by_one(r: Rewriter, op: Op, shape: tuple[int, int, int, int]) -> N
     at, value = r.before(op), op.operands[0]
     weight = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
     bias = at.constant(np.zeros(1, np.int32), "INT32")
-    zero_point = op.attrs.get("input_zp", 0)
-    window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": zero_point, "weight_zp": 0}
     value = value if value.shape == shape else at.reshape(value, *shape)
-    wide = at.emit("DEPTHWISE_CONV2D", value, weight, bias, **window)
-    if op.name != "RESCALE":
-        value = at.again(op, at.emit("RESCALE", wide, **_SAME))
-    else:
-        value = at.again(op, wide, input_zp=0)
+    wide = at.emit("DEPTHWISE_CONV2D", value, weight, bias, **{**KERNEL_1X1, "input_zp": op.attrs.get("input_zp", 0)})
+    value = at.again(op, wide, input_zp=0) if op.name == "RESCALE" else at.again(op, at.emit("RESCALE", wide, **BY_ONE))
     r.replace(op, value if value.shape == op.result.shape else at.reshape(value, *op.result.shape))

@@ -16,15 +16,9 @@ import numpy.typing as npt
 from ethorch.lower.rewrite.rescale_to_depthwise import is_plain
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
+from ethorch.tosa.opset import BY_ONE, KERNEL_1X1
 
 _MOVES = ("RESHAPE", "TRANSPOSE", "SLICE", "CONCAT")
-#: Attributes of a convolution with a 1x1 kernel.
-_WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "weight_zp": 0}
-#: Attributes of a RESCALE by 1.
-_ONE: dict[str, Any] = {
-    "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
-    "input_unsigned": False, "output_unsigned": False,
-}  # fmt: skip
 
 Places = npt.NDArray[np.intp]
 
@@ -128,7 +122,7 @@ class _Selection:
     def concatenation(self, op: Op) -> None:
         for value in op.operands:
             if value not in self.twins:
-                self.pick(self.r.before(op, of=value), value, value, _ONE)
+                self.pick(self.r.before(op, of=value), value, value, BY_ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
         _, c, h, w = moved.shape
@@ -138,7 +132,7 @@ class _Selection:
         picking = np.zeros((c, 1, 1, channels.count), np.int8)
         picking[np.arange(c), 0, 0, channels.channels] = 1
         weight, bias = at.constant(picking, "INT8"), at.constant(np.zeros(1, np.int32), "INT32")
-        wide = at.emit("CONV2D", self.join(at, channels), weight, bias, input_zp=attrs["input_zp"], **_WINDOW)
+        wide = at.emit("CONV2D", self.join(at, channels), weight, bias, **{**KERNEL_1X1, "input_zp": attrs["input_zp"]})
         result = at.emit("RESCALE", wide, **{**attrs, "input_zp": 0})
         self.twins[value] = result, _number_elements(result.shape).transpose(0, 3, 1, 2)
         return result
