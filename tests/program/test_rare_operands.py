@@ -156,6 +156,9 @@ SEVEN_DIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda x, y: (x * y).sum(2),
     "maximum": lambda x, y: torch.sigmoid(x * y).amax(3),
     "quotient": lambda x, y: x / (y.abs() + 1),
+    "comparison": lambda x, y: (x > y).float(),
+    "selection": lambda x, y: torch.where(x > y, x, y),
+    "softmax": lambda x, y: (x * y).softmax(2),
 }
 
 
@@ -163,7 +166,13 @@ SEVEN_DIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "int8"), ("ethos-u85-256", "a16w8")])
 def test_operators_of_seven_dims_run_on_the_npu(name: str, target: str, scheme: str) -> None:
     torch.manual_seed(9)
-    model, inputs = Function(SEVEN_DIMS[name]), (torch.randn(1, 2, 3, 2, 3, 2, 4), torch.randn(1, 1, 3, 1, 3, 1, 4))
+    inputs = torch.randn(1, 36, 4, 4), torch.randn(1, 2, 4, 4)
+
+    def weight_neighbors(x: Tensor, y: Tensor) -> Tensor:
+        neighbors = nn.functional.unfold(y, (3, 3), padding=1)
+        return SEVEN_DIMS[name](x.view(1, 1, 9, 2, 2, 4, 4), neighbors.view(1, 2, 9, 1, 1, 4, 4))
+
+    model = Function(weight_neighbors)
     program = ethorch.compile(model, inputs, target, calibration=[inputs] * 2, scheme=scheme)
     assert all("quantize" in operator.operator for operator in program.operators if operator.where == "CPU")
     quantized = ethorch.quantize(model, inputs, target, calibration=[inputs] * 2, scheme=scheme)

@@ -1,4 +1,4 @@
-"""Merge axes of broadcasting elementwise operators.
+"""Merge axes of broadcasting elementwise operators, and of operators of high rank.
 
 Vela emits an operation for each index of the axes before the last three, e.g. eight for x[8, 56, 56, 64] + y[64].
 """
@@ -13,11 +13,13 @@ import numpy as np
 
 from ethorch.lower.rewrite.insert_copies import ELEMENTWISE, LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
+from ethorch.lower.rewrite.vela_patterns import POINTWISE
 from ethorch.tosa.ir import Op, Value
-from ethorch.tosa.layout import MAX_RANK
+from ethorch.tosa.layout import MAX_RANK, around
 
 #: Operators that Vela fuses with the elementwise operator before them.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
+_REDUCTIONS = ("REDUCE_SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY")
 #: Minimum number of operations that a merge must save.
 _SAVED = 8
 #: Maximum number of axes if the first operand has one element.
@@ -55,6 +57,29 @@ def fold_broadcasts(r: Rewriter) -> None:
             at = r.before(op)
             value = at.again(op, value)
         r.replace(op, at.reshape(value, *result))
+
+
+def fold_high_ranks(r: Rewriter) -> None:
+    """Merge axes of elementwise operators and reductions with more than ``MAX_RANK`` axes."""
+    for op in r.select(*POINTWISE, "TABLE", "INTDIV", *_REDUCTIONS):
+        value, axis, at = op.operands[0], op.attrs.get("axis"), r.before(op)
+        rank, shape = value.rank, op.result.shape
+        if rank <= MAX_RANK or op.attrs.get("per_channel"):
+            continue
+        if axis is not None:
+            folded = at.again(op, at.reshape(value, *around(value.shape, axis)), axis=1)
+        else:
+            shapes = [operand.shape for operand in op.operands if operand.rank == rank]
+            groups = [slice(0, 1 - MAX_RANK), *(slice(k, k + 1) for k in range(rank - MAX_RANK + 1, rank))]
+            if len(set(shapes)) > 1 and len(groups := _groups(shapes, shape)) > MAX_RANK:
+                continue
+            folded = at.again(op, *(_merge(at, operand, groups) if operand.rank == rank else operand for operand in op.operands))
+        r.replace(op, at.reshape(folded, *shape))
+
+
+def _merge(at: Place, value: Value, groups: Sequence[slice]) -> Value:
+    shape = [math.prod(value.shape[group]) for group in groups]
+    return at.reshape(value, *shape) if value.data is None else at.constant(value.data.reshape(shape), value.dtype)
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:

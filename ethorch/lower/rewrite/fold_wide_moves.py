@@ -1,4 +1,4 @@
-"""Fold axes and large batches of data movement operators, and axes of operators of high rank."""
+"""Fold axes and large batches of data movement operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
-from ethorch.tosa.layout import MAX_RANK, around, merge_axes
 
 #: Largest batch whose moves are not folded. Vela emits an operation per image, e.g. 656 KB of commands in 7 s for eight copies of
 #: [4096, 2, 2, 2], but 384 bytes for [1, 4096, 8].
@@ -25,17 +24,6 @@ def fold_wide_moves(r: Rewriter) -> None:
     for op in r.select(*folds):
         if (op.result.rank > 4 and op.name != "TILE") or _is_large_batch(op):
             folds[op.name](r, op)
-
-
-def fold_high_ranks(r: Rewriter) -> None:
-    """Merge axes of reductions, and of elementwise operators with one operand, that have more than ``MAX_RANK`` axes."""
-    for op in r.select("RESCALE", "TABLE", "CLAMP", "CAST", "REDUCE_SUM", "REDUCE_MAX", "REDUCE_MIN"):
-        value, at = op.operands[0], r.before(op)
-        if value.rank <= MAX_RANK or op.attrs.get("per_channel"):
-            continue
-        axis = op.attrs.get("axis")
-        shape, attrs = (merge_axes(value.shape), {}) if axis is None else (around(value.shape, axis), {"axis": 1})
-        r.replace(op, at.reshape(at.again(op, at.reshape(value, *shape), **attrs), *op.result.shape))
 
 
 def _is_large_batch(op: Op) -> bool:

@@ -9,10 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ethorch.lower.rewrite.fold_broadcasts import fold_broadcasts
+from ethorch.lower.rewrite.fold_broadcasts import fold_broadcasts, fold_high_ranks
 from ethorch.lower.rewrite.fold_pools import fold_pools
 from ethorch.lower.rewrite.fold_strides import fold_strides
-from ethorch.lower.rewrite.fold_wide_moves import fold_high_ranks, fold_wide_moves
+from ethorch.lower.rewrite.fold_wide_moves import fold_wide_moves
 from ethorch.lower.rewrite.insert_copies import copy_broadcast_constants
 from ethorch.lower.rewrite.keep_shapes import keep_shapes
 from ethorch.lower.rewrite.order_channels import order_channels
