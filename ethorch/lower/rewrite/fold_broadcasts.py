@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Merge adjacent axes if there are too many, if that saves operations, or if it avoids ``vela.one-element-of-five-axes``.
+    """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
 
     If too many operations would remain, expand operands along their broadcast axes, so that more axes can be merged.
 
@@ -47,8 +47,7 @@ def fold_broadcasts(r: Rewriter) -> None:
         groups = _groups(full, result)
         folded = [math.prod(result[group]) for group in groups]
         has_bug = len(result) > _MOST_AXES and math.prod(shapes[0]) == 1
-        is_required = has_bug or len(result) > MAX_RANK
-        if full == shapes and not is_required and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
+        if full == shapes and not has_bug and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
             continue
         at = r.before(op)
         value = at.again(op, *(_fold_operand(r, at, *operand, groups) for operand in zip(op.operands[:2], full, strict=True)))
@@ -62,12 +61,12 @@ def fold_broadcasts(r: Rewriter) -> None:
 def fold_high_ranks(r: Rewriter) -> None:
     """Merge axes of elementwise operators and reductions with more than ``MAX_RANK`` axes."""
     for op in r.select(*POINTWISE, "TABLE", "INTDIV", *_REDUCTIONS):
-        value, axis, at = op.operands[0], op.attrs.get("axis"), r.before(op)
-        rank, shape = value.rank, op.result.shape
+        source, axis, at = op.operands[0], op.attrs.get("axis"), r.before(op)
+        rank, shape = source.rank, op.result.shape
         if rank <= MAX_RANK or op.attrs.get("per_channel"):
             continue
         if axis is not None:
-            folded = at.again(op, at.reshape(value, *around(value.shape, axis)), axis=1)
+            folded = at.again(op, at.reshape(source, *around(source.shape, axis)), axis=1)
         else:
             shapes = [operand.shape for operand in op.operands if operand.rank == rank]
             groups = [slice(0, 1 - MAX_RANK), *(slice(k, k + 1) for k in range(rank - MAX_RANK + 1, rank))]
@@ -77,9 +76,9 @@ def fold_high_ranks(r: Rewriter) -> None:
         r.replace(op, at.reshape(folded, *shape))
 
 
-def _merge(at: Place, value: Value, groups: Sequence[slice]) -> Value:
-    shape = [math.prod(value.shape[group]) for group in groups]
-    return at.reshape(value, *shape) if value.data is None else at.constant(value.data.reshape(shape), value.dtype)
+def _merge(at: Place, operand: Value, groups: Sequence[slice]) -> Value:
+    shape = [math.prod(operand.shape[group]) for group in groups]
+    return at.reshape(operand, *shape) if operand.data is None else at.constant(operand.data.reshape(shape), operand.dtype)
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
