@@ -70,7 +70,17 @@ def networks_compiled(models: list[str]) -> Iterator[PayloadCase]:
 
 def several_methods() -> Iterator[PayloadCase]:
     """Yield programs with several methods, with state, and with operators on the CPU."""
-    programs = (methods_with_shared_weights, methods_by_shape, decoder_with_cache, float_head, float_middle, tokens, integer_io)
+    programs = (
+        methods_with_shared_weights,
+        methods_by_shape,
+        decoder_with_cache,
+        float_head,
+        float_middle,
+        tokens,
+        integer_io,
+        clamps,
+        selections,
+    )
     for program in programs:
         for target in DEFAULT_TARGETS:
             for scheme in SCHEMES:
@@ -286,3 +296,43 @@ def integer_io() -> Arguments:
 
     samples = [(torch.randn(1, 3, 12, 12),) for _ in range(4)]
     return _classifier(), samples[0], {"calibration": samples, "io": "int8", "io_layout": "nhwc"}
+
+
+def clamps() -> Arguments:
+    """Return a residual block whose activations are operators of their own, because other operators read their inputs, too."""
+    import torch
+    from torch import nn
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            z = y + self.second(nn.functional.relu(y))
+            return z + self.second(nn.functional.silu(z))
+
+    samples = [(torch.randn(1, 16, 16, 16),) for _ in range(4)]
+    return Residual().eval(), samples[0], {"calibration": samples}
+
+
+def selections() -> Arguments:
+    """Return selections by masks of one tensor, of one row, and of a comparison."""
+    import torch
+    from torch import nn
+
+    class Selections(nn.Module):
+        def forward(self, mask: Tensor, row: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return (
+                torch.where(mask, x, y),
+                torch.where(row, x, y),
+                x.masked_fill(row, 1.5),
+                x.masked_fill(row, -1.5),
+                y.masked_fill(~mask & (x > 0), 0.5),
+                torch.where(mask, 1.0, -1.0),
+            )
+
+    masks = torch.rand(1, 16, 16, 16) > 0.5, torch.rand(16) > 0.5
+    samples = [(*masks, torch.randn(1, 16, 16, 16), torch.randn(1, 16, 16, 16) * 4) for _ in range(4)]
+    return Selections().eval(), samples[0], {"calibration": samples}
