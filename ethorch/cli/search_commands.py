@@ -95,8 +95,10 @@ def tune(
         least = float(goal)
     user = sources.read_one_model(model, settings)
     function = None if metric is None else _read_metric(metric)
-    from ethorch.program.tune import ACCURACY, check_goal, search
+    from ethorch.program.tune import ACCURACY, CYCLES, FLASH, check_goal, search
 
+    if (recipe or keep) and goal not in (FLASH, CYCLES):
+        raise SpecError(f"--recipe and --keep require the goal {FLASH} or {CYCLES}, got the goal {goal}.")
     if goal == ACCURACY and function is None and settings.min_sqnr_db is None and output is None:
         return _sensitivity(user, settings)
     check_goal(least, function, settings)

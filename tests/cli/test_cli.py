@@ -182,6 +182,7 @@ def test_tune_makes_weights_smaller(folder: Path, tmp_path: Path, capsys: pytest
     wrong = ["tune", model, "--goal", "flash", "--min-sqnr-db", "9"]
     assert "io_layout" in complaint(capsys, *wrong, "--set", "io_layout=nhwc", status=2)
     assert "compress.recipe" in complaint(capsys, *wrong, "--recipe", "five")
+    assert "require the goal flash or cycles" in complaint(capsys, "tune", model, "--recipe", "2:4", status=2)
 
 
 def test_tune_by_a_metric(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
