@@ -6,14 +6,13 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -84,8 +83,7 @@ class UserModel:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of ``forward``'s inputs, in order. Inputs in ``*args`` have none."""
-        names = self.keywords.names
-        return (*_parameter_names(self._unwrapped())[: len(self.example_inputs) - len(names)], *names)
+        return (*self.keywords.positional, *self.keywords.names)
 
     @property
     def prefix(self) -> str:
@@ -109,10 +107,10 @@ class UserModel:
     @property
     def keywords(self) -> Keywords:
         """See ``Keywords``."""
-        for wrapper in self._wrappers():
-            if isinstance(wrapper, KeywordInputs):
-                return Keywords(wrapper.names, wrapper.constants)
-        return Keywords()
+        wrapper = next((wrapper for wrapper in self._wrappers() if isinstance(wrapper, KeywordInputs)), None)
+        names, constants = ((), {}) if wrapper is None else (wrapper.names, wrapper.constants)
+        positional = _parameter_names(self._unwrapped())[: len(self.example_inputs) - len(names)]
+        return Keywords(names, constants, positional)
 
     def _wrappers(self) -> list[Wrapper]:
         wrappers: list[Wrapper] = []
@@ -467,21 +465,3 @@ def is_quantized(module: nn.Module) -> bool:
     """Return True if the module is a graph with quantize operators."""
     graph = getattr(module, "graph", None)
     return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
-
-
-def load_inputs(paths: Iterable[str]) -> Inputs:
-    """Load tensors from .npy files (one tensor per file), .npz files or .pt files, in order."""
-    tensors: list[torch.Tensor] = []
-    for path in paths:
-        try:
-            if path.endswith(".pt"):
-                tensors += pytree.tree_leaves(torch.load(path, weights_only=True))
-            else:
-                array = np.load(path, allow_pickle=False)
-                tensors += [torch.from_numpy(a) for a in ([array] if isinstance(array, np.ndarray) else array.values())]
-        except Exception as error:  # numpy, zip and torch raise many types for malformed files
-            problem = (
-                "Use a .npy, .npz or .pt file that contains only tensors." if "pickle" in str(error) else first_sentence(error)
-            )
-            raise EthorchError(f"cannot read tensors from {path}. {problem}") from error
-    return tuple(tensors)

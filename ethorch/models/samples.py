@@ -82,10 +82,11 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
 
 @dataclass(frozen=True)
 class Keywords:
-    """The names of keyword inputs, and constant keyword arguments."""
+    """The names of keyword inputs, constant keyword arguments, and the names of the inputs before them."""
 
     names: Sequence[str] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
+    positional: Sequence[str] = ()
 
 
 def read_samples(
@@ -207,12 +208,19 @@ class Expected:
     def read(self, path: Path) -> Any:
         """Read a sample file. Images and audio become tensors if the example inputs contain tensors.
 
-        Arrays of a .npz become a dict if they have the inputs' names, otherwise a tuple.
+        Arrays of a .npz become a dict if they have the names of all keyword inputs. Otherwise they become a tuple in the order of
+        the inputs with their names, or of the file.
         """
         content = read(path, self.shapes)
         if path.suffix.lower() == ".npz" and isinstance(content, Mapping):
             of_dict = self.example[0] if len(self.example) == 1 and isinstance(self.example[0], Mapping) else {}
-            return content if content.keys() == set(self.keywords.names or of_dict) else tuple(content.values())
+            if content.keys() == set(self.keywords.names or of_dict):
+                return content
+            named = zip((*self.keywords.positional, *self.keywords.names), self.example, strict=False)
+            names = [name for name, example in named if not trees.is_constant(example)]
+            if content.keys() >= set(names):
+                content = {name: content[name] for name in (*names, *content)}
+            return tuple(content.values())
         return content if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(content)
 
     def samples(self, item: Any, name: str) -> Iterator[Sample]:

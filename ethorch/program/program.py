@@ -264,7 +264,7 @@ class Program:
 
         - ``.pte``: The program.
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
-        - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
+        - ``.tosa``: The TOSA flatbuffer of the only delegate of this method.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
           payload of each delegate. Methods are compared on the example inputs, up to a total of 5 billion
           multiply-accumulates or 2,000 operators.

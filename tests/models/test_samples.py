@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from ethorch.models.load import UserModel
 from ethorch.models.samples import Keywords, read_samples, samples
 from ethorch.support.errors import EthorchError
 
@@ -105,6 +107,23 @@ def test_files(tmp_path: Path) -> None:
     assert torch.allclose(found[4].inputs[0][0, :, 1, 2], torch.tensor([1.0, 0.0, 0.2]))
     nhwc = taken(tmp_path / "dogs" / "d.png", (torch.zeros(1, 8, 8, 3),))[0].inputs[0]
     assert torch.allclose(nhwc[0, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+
+
+def test_arrays_by_name(tmp_path: Path) -> None:
+    """Arrays of an .npz have the order of the inputs with their names. A further array is the label."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, factor: int, y: Tensor) -> Tensor:
+            return x * factor + y
+
+    x, y = torch.rand(1, 3), torch.rand(1, 3)
+    user = UserModel(Scaled(), (x, 2, y))
+    arrays = {"x": x.numpy(), "y": y.numpy(), "label": np.array([3])}
+    for names in (("x", "y"), ("y", "x"), ("label", "y", "x")):
+        np.savez(tmp_path / "a.npz", **{name: arrays[name] for name in names})
+        (sample,) = read_samples(tmp_path / "a.npz", user.example_inputs, keywords=user.keywords)
+        assert torch.equal(sample.inputs[0], x) and sample.inputs[1] == 2 and torch.equal(sample.inputs[2], y), names
+        assert sample.label == (3 if "label" in names else None)
 
 
 def test_the_label_is_the_outermost_subfolder(tmp_path: Path) -> None:
