@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -96,6 +97,9 @@ class CoarseLabels:
 
     def __init__(self, spaces: Iterable[Place]):
         self._spaces = sorted(spaces)
+        for (region, low, high), after in pairwise(self._spaces):
+            if after[0] == region and after[1] < high:
+                raise MachineFault(f"buffers at {low:#x} and {after[1]:#x} in region {region} share bytes.")
         self._starts = [space[:2] for space in self._spaces]
         self._units = [high - low for _, low, high in self._spaces]  # bytes of each label
         self._labels: list[Labels] = [np.zeros(1, np.int32) for _ in self._spaces]

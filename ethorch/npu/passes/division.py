@@ -49,7 +49,7 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
-    apart = separate(stream).stream
+    apart = separate(stream, divide=False).stream
     sizes = apart.image.allocated
     lifetimes = find_lifetimes(apart.ops, sizes, apart.image.inputs, apart.image.outputs)  # as allocate
 

@@ -29,11 +29,11 @@ class Separation:
     moves: Sequence[int]  # bytes by which each segment was moved
 
 
-def separate(stream: Stream) -> Separation:
-    """Move the segments of a stream to disjoint addresses."""
+def separate(stream: Stream, *, divide: bool = True) -> Separation:
+    """Move the segments of a stream to disjoint addresses. ``divide`` is the argument of ``find_lifetimes``."""
     image = stream.image
     sizes = image.allocated
-    lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs, divide=True)
+    lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs, divide=divide)
     ends = dict.fromkeys(sizes, 0)
     moves, segments = [], []
     for segment in lifetimes.segments:

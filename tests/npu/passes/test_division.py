@@ -7,10 +7,14 @@ import pytest
 from ethorch.npu.ir import decode
 from ethorch.npu.memory import INTERNAL
 from ethorch.npu.passes import allocation, division
+from ethorch.npu.passes.accesses import CoarseLabels
 from ethorch.npu.passes.context import Context
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window
 from ethorch.npu.passes.tiling import Tiler
+from ethorch.support.errors import MachineFault
+from tests.helpers.random_networks import network
+from tests.helpers.random_networks.runs import Subject, cases, check
 from tests.npu.passes.streams import compile_long_attention, read_rates
 from tests.npu.verify.streams import compile_case
 
@@ -64,3 +68,10 @@ def test_blockdep_is_derived_for_windows_and_the_next_kernel() -> None:
     derived = [op.key for op in after.ops if not op.is_dma and op.before is None]
     assert derived == [tiler.units[number].ops[0].key for number in kernels[1:4]]
     assert [op.key for op in after.ops] == [op.key for op in stream.ops]
+
+
+def test_buffers_that_share_bytes_at_different_times_are_separated() -> None:
+    """The strided parts of a transposed map enclose the bytes of earlier values."""
+    assert check(Subject(network(10730)), cases(10730, 4)[2]) == "equal"
+    with pytest.raises(MachineFault, match="share bytes"):
+        CoarseLabels([(1, 0, 64), (1, 32, 48)])
