@@ -183,22 +183,28 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    # The inputs of a concatenation are not observed, because their extremes vary more and would widen the range.
+    # The inputs of a concatenation are not observed, because their extremes vary more and would widen the range. Inputs of averages
+    # are observed, because an average of clipped elements is wrong even if it is inside the range.
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
     outermost = {
         node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)
     }
+    averaged = {node.args[0] for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).averages}
     followers: dict[Node, ActivationObserver | Follower] = {}
     for key, observer in observers.items():
         value = key if isinstance(key, Node) else key[0]
+        if value in averaged and value.op != "placeholder":
+            if isinstance(observer, Follower) and observer.leader in joined:
+                observers[key] = observer.leader
+            continue
         if observer not in joined or value in outermost:
             continue
         if value not in followers:
             followers[value] = Follower(observer)
             if value.op == "placeholder" and not model.meta.get(INNER):  # record the statistics of program inputs
                 followers[value] = recorder = copy.deepcopy(observer)
-                recorder.follow(observer)
+                recorder.follow(observer, feed=value in averaged)
                 recorder.name, recorder.is_input = value.name, True
         observers[key] = followers[value]
     for node in outermost:

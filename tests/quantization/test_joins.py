@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+import ethorch
 from ethorch import EthosUCompileSpec, EthosUQuantizer
 from ethorch.arm.quantizer import get_symmetric_quantization_config
 from ethorch.lower.fx.node import QUANTIZE, op_name
 from ethorch.support.metrics import sqnr_db
+from tests.helpers.quantized import Function
 
 
 class Fire(nn.Module):
@@ -118,3 +123,20 @@ def test_a_relu_before_a_concatenation_keeps_negative_values_of_what_it_reads() 
     batches = [(torch.randn(1, 3, 12, 12, generator=generator),) for _ in range(4)]
     model = converted(Pooled(), batches)
     assert sqnr_db(Pooled()(*batches[0]), model(*batches[0])) > 30
+
+
+AVERAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "pools": lambda x, y: torch.cat([F.avg_pool2d(x + y, 2), F.avg_pool2d(x - y, 2)], 1),
+    "a pool of inputs": lambda x, y: torch.cat([F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)], 1),
+    "a pool of maxima": lambda x, y: torch.cat([F.avg_pool2d(F.max_pool2d(x + y, 2), 2), F.avg_pool2d(x - y, 4)], 1),
+    "interpolation": lambda x, y: torch.cat([F.interpolate(z, size=(3, 5), mode="bilinear") for z in (x + y, x - y)], 1),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_what_is_averaged_before_a_concatenation_is_not_clipped(name: str) -> None:
+    """Averages have a smaller range than the elements that they average."""
+    torch.manual_seed(0)
+    model, samples = Function(AVERAGES[name]), [(torch.randn(1, 3, 8, 8), torch.randn(1, 3, 8, 8)) for _ in range(4)]
+    program = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples)
+    assert min(sqnr_db(model(*sample), program(*sample)) for sample in samples) > 28

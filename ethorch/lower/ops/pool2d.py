@@ -11,7 +11,7 @@ from typing import Any
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result, dtype_range
 from ethorch.lower.builder.window import Window
-from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
+from ethorch.lower.ops.quant_rules import AVERAGED, EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.lower.ops.sums import mean_over
@@ -121,7 +121,7 @@ def _average_rule(node: Any) -> QuantRule:
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
-    return EACH_INPUT if whole_map else SAME_AS_INPUT
+    return EACH_INPUT if whole_map else AVERAGED
 
 
 @op(

@@ -41,6 +41,7 @@ class QuantRule:
             parameters.
         selects: Whether the output of an operator that joins may lack the inputs' extremes.
         replaces: Whether elements of other inputs replace elements of the first input.
+        averages: Whether the results are averages of input elements, so that they depend on the whole range of the input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         most_int8: Highest value of an 8-bit ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
@@ -56,6 +57,7 @@ class QuantRule:
     joins: bool = False
     selects: bool = False
     replaces: bool = False
+    averages: bool = False
     fixed_range: tuple[float, float] | None = None
     most_int8: float | None = None
     is_threshold: bool = False
@@ -74,6 +76,7 @@ JOINED = QuantRule(joins=True)
 OVERWRITTEN = QuantRule(joins=True, replaces=True)
 SELECTED = QuantRule(joins=True, selects=True)
 SAME_AS_INPUT = QuantRule(output="same")
+AVERAGED = QuantRule(output="same", averages=True)
 FIRST_INPUT = QuantRule(only_first=True)
 NOT_QUANTIZED = QuantRule(inputs=False, output="none")
 #: Functions that are defined only on -1..1.

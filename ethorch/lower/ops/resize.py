@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.ops.gather import rows_of
-from ethorch.lower.ops.quant_rules import SAME_AS_INPUT
+from ethorch.lower.ops.quant_rules import AVERAGED, SAME_AS_INPUT
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.support.errors import Reason, Unsupported
@@ -245,7 +245,7 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
 
 @op(
     "aten.upsample_bilinear2d.default",
-    quant=SAME_AS_INPUT,
+    quant=AVERAGED,
     also={"aten.upsample_bilinear2d.vec": _vec},
     bound=2,
     bound16=3,
@@ -272,7 +272,7 @@ def upsample_linear1d_of_floats(
 
 @op(
     "aten.upsample_linear1d.default",
-    quant=SAME_AS_INPUT,
+    quant=AVERAGED,
     also={"aten.upsample_linear1d.vec": _vec},
     floats=upsample_linear1d_of_floats,
     samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True), Sample(I8(2, 3, 9), [15], False, 1.7)],
