@@ -82,6 +82,10 @@ class AtenBuilder:
     def before(self, node: Node) -> AtenBuilder:
         return AtenBuilder(self.model, node, self.limits, calibrated=self.calibrated)
 
+    def is_read(self, result: int) -> bool:
+        """Return True if the graph uses the result with number ``result`` of the node that is replaced."""
+        return any(user.args[1] == result and user.users for user in self.node.users)
+
     def absent(self, operator: str) -> bool:
         return operator in self.limits and not self.limits[operator].present
 

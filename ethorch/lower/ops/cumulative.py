@@ -13,7 +13,6 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FP32, FloatTensor
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.extremes import are_indices_read
 from ethorch.lower.ops.quant_rules import EACH_INPUT
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -157,7 +156,7 @@ def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
 
 
 def _running_extreme(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Any:
-    return None if are_indices_read(s) else [_scan(s, x, dim % len(shape_of(x)), combine), None]
+    return None if s.is_read(1) else [_scan(s, x, dim % len(shape_of(x)), combine), None]
 
 
 def _products(s: AtenBuilder, x: Node, dim: int) -> list[Node]:

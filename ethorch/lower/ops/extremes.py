@@ -78,17 +78,12 @@ def min_all(s: AtenBuilder, x: Node) -> Any:
     return s(aten.amin.default, x, [], False)
 
 
-def are_indices_read(s: AtenBuilder) -> bool:
-    """Return True if the graph uses the second result (the indices) of the node that is being decomposed."""
-    return any(user.args[1] == 1 and user.users for user in s.node.users)
-
-
 @composite(
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """Return the maximum of x over ``dim``, and its index if the index is used."""
-    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
+    return [s(aten.amax.default, x, [dim], keepdim), _find_index(s, aten.argmax.default, x, dim, keepdim)]
 
 
 @composite(
@@ -96,7 +91,15 @@ def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     """Return the minimum of x over ``dim``, and its index if the index is used."""
-    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
+    return [s(aten.amin.default, x, [dim], keepdim), _find_index(s, aten.argmin.default, x, dim, keepdim)]
+
+
+def _find_index(s: AtenBuilder, target: OpOverload, x: Node, dim: int, keepdim: bool) -> Node | None:
+    if not s.is_read(1):
+        return None
+    if x.meta["val"].dtype == torch.bool:  # which PyTorch's argmax refuses
+        x = s(aten._to_copy.default, x, dtype=torch.int8)
+    return s(target, x, dim, keepdim)
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:

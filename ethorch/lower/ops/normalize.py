@@ -57,9 +57,32 @@ def batch_norm_of_floats(
     return result
 
 
+def check_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Reason | None:
+    if not any(isinstance(parameter, QTensor) for parameter in (weight, bias, mean, var)):
+        return None
+    return Reason(
+        "batch_norm.computed",
+        "expected constant parameters and statistics, got a tensor that the model computes",
+        "Quantize the model with EthosUQuantizer, which replaces the batch norm with products and sums.",
+    )
+
+
+def decompose_batch_norm(
+    s: AtenBuilder, x: Node, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Node | list[Node | None] | None:
+    if not any(map(_is_computed, (weight, bias, mean, var))):
+        return None
+    mean, var = (_along_channels(s, x, statistic) for statistic in (mean, var))
+    root = s(aten.rsqrt.default, s(aten.add.Tensor, var, eps))
+    result = _affine(s, s(aten.mul.Tensor, s(aten.sub.Tensor, x, mean), root), weight, bias)
+    return result if isinstance(s.node.meta["val"], torch.Tensor) else [result, None, None]
+
+
 @op(
     "aten._native_batch_norm_legit_no_training.default",
     quant=FIRST_INPUT,
+    check=check_batch_norm,
+    decompose=decompose_batch_norm,
     also={
         "aten.batch_norm.default": lambda x, w, bias, mean, var, training=False, momentum=0.1, eps=1e-5, cudnn=False: (
             (x, w, bias, mean, var, momentum, eps),
@@ -81,7 +104,8 @@ def batch_norm(
 ) -> QTensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel.
+    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel. If the model computes a parameter
+    or a statistic, it becomes products and sums.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -197,12 +221,25 @@ def check_layer_norm(
 def decompose_layer_norm(
     s: AtenBuilder, x: Node, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
 ) -> Any:
-    if weight is None and bias is None:
-        return None if s.node.target is aten.layer_norm.default else s(aten.layer_norm.default, x, shape, None, None, eps)
-    full = shape_of(x)
-    core = s(aten.layer_norm.default, x, shape, None, None, eps)
-    rows = s(aten.reshape.default, core, [-1, math.prod(shape)])
-    return s(aten.reshape.default, _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias)), list(full))
+    is_native = s.node.target is not aten.layer_norm.default
+    if weight is None and bias is None and not is_native:
+        return None
+    result = s(aten.layer_norm.default, x, shape, None, None, eps)
+    if weight is not None or bias is not None:
+        rows = s(aten.reshape.default, result, [-1, math.prod(shape)])
+        scaled = _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias))
+        result = s(aten.reshape.default, scaled, list(shape_of(x)))
+    rank = len(shape_of(x))
+    return [result, *_statistics(s, x, range(rank - len(shape), rank), eps)] if is_native else result
+
+
+def _statistics(s: AtenBuilder, x: Node, dims: Sequence[int], eps: float) -> list[Node | None]:
+    # The second and third results of native norms: mean and 1 / sqrt(var + eps)
+    mean = s(aten.mean.dim, x, list(dims), True) if s.is_read(1) else None
+    if not s.is_read(2):
+        return [mean, None]
+    var = s(aten.var.correction, x, list(dims), correction=0, keepdim=True)
+    return [mean, s(aten.rsqrt.default, s(aten.add.Tensor, var, eps))]
 
 
 def layer_norm_of_floats(
@@ -310,9 +347,28 @@ _AFFINE = Reason(
 def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:
     if weight is None and bias is None:
         return x
+    if any(map(_is_computed, (weight, bias))):
+        product = x if weight is None else s(aten.mul.Tensor, x, _along_channels(s, x, weight))
+        return product if bias is None else s(aten.add.Tensor, product, _along_channels(s, x, bias))
     channels = shape_of(x)[1]
     zeros, ones = s.constant(torch.zeros(channels)), s.constant(torch.ones(channels))
     return s.results(aten.native_batch_norm.default, x, weight, bias, zeros, ones, False, 0.1, 0.0)[0]
+
+
+def _is_computed(parameter: Node | None) -> bool:
+    # whether a parameter depends on inputs of the model
+    pending, seen = [] if parameter is None else [parameter], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder":
+            return True
+        pending += [arg for arg in node.all_input_nodes if arg not in seen]
+        seen.update(node.all_input_nodes)
+    return False
+
+
+def _along_channels(s: AtenBuilder, x: Node, parameter: Node) -> Node:
+    return s(aten.reshape.default, parameter, [-1, *(1,) * (len(shape_of(x)) - 2)])
 
 
 def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
@@ -337,8 +393,13 @@ def group_norm(
     """Return (x - mean) / sqrt(var + eps) * weight + bias, using layer and batch norms. Statistics are per group of channels."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
-    core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
-    return _affine(s, s(aten.reshape.default, core, list(full)), weight, bias)
+    rows = s(aten.reshape.default, x, [full[0] * groups, width])
+    core = s(aten.layer_norm.default, rows, [width], None, None, eps)
+    result = _affine(s, s(aten.reshape.default, core, list(full)), weight, bias)
+    if s.node.target is not aten.native_group_norm.default:
+        return result
+    statistics = _statistics(s, rows, [1], eps)
+    return [result, *(each and s(aten.reshape.default, each, [full[0], groups]) for each in statistics)]
 
 
 @composite(

@@ -16,7 +16,6 @@ from ethorch.lower.builder.reductions import sum_axes, with_reduced_dims
 from ethorch.lower.builder.truth import extreme
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.compare import emit_comparison
-from ethorch.lower.ops.extremes import are_indices_read
 from ethorch.lower.ops.quant_rules import SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -62,7 +61,7 @@ def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> lis
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
-    if shape_of(x)[dim] <= _LONGEST and not are_indices_read(s):
+    if shape_of(x)[dim] <= _LONGEST and not s.is_read(1):
         return None
     return s.results(aten.topk.default, x, count, dim, largest, True)
 
