@@ -13,6 +13,7 @@ from ethorch.lower.fx.node import ASSERTIONS, arguments, has_scalar_dim, op_name
 from ethorch.lower.ops.arithmetic import sub
 from ethorch.lower.ops.extremes import amax, max_dim
 from ethorch.lower.ops.joining import cat, stack
+from ethorch.lower.ops.shape import permute
 from ethorch.lower.ops.slicing import select, slice_
 from ethorch.lower.ops.softmax import log_softmax, softmax
 from ethorch.lower.ops.spec import OPS, OpSpec, find
@@ -58,6 +59,8 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
             return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
 
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lift)
+        if find(node.target) is permute:
+            args = (args[0], [0])
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), list(value.shape)))

@@ -10,10 +10,9 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node, map_arg
 
 from ethorch.lower.fx.aten_builder import INHERITED, AtenBuilder, constant
-from ethorch.lower.fx.node import LIKE, UNINITIALIZED, first_value, is_float, is_in_place, op_name, tensor_of
+from ethorch.lower.fx.node import LIKE, UNINITIALIZED, first_value, is_float, is_in_place, makes_constant, op_name, tensor_of
 from ethorch.lower.ops.cast import to
 from ethorch.lower.ops.division import div
-from ethorch.lower.ops.joining import cat
 from ethorch.lower.ops.spec import find
 from ethorch.models.open_sizes import has_open_size
 from ethorch.quantization.passes.context import PassContext
@@ -97,15 +96,18 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
     int64 tensors and divisors are always cast, narrower tensors only if all float operands are constants. Python integers become
-    floats, because ExecuTorch would otherwise cast int64 tensors in every call. Operands of a ``cat`` with empty tensors are cast
-    to its dtype.
+    floats, because ExecuTorch would otherwise cast int64 tensors in every call. ExecuTorch's kernels require casts of the operands
+    of ``cat`` and ``stack``, and of operators with a dtype, e.g. ``softmax(x, 0, dtype=torch.float32)``.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
-        pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-        joins = find(node.target) is cat
-        joins_empty = joins and any(map(_is_empty, node.all_input_nodes))  # lowerings omit empty tensors, and thus their dtype
-        if not (is_float(node) or joins_empty) or not (pointwise or joins) or find(node.target) is to:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or not isinstance(node.meta["val"], torch.Tensor):
+            continue
+        pointwise = torch.Tag.pointwise in target.tags
+        arguments = {argument.name for argument in target._schema.arguments}
+        joins = "tensors" in arguments or ("dtype" in arguments and is_float(node) and not makes_constant(node))
+        if find(target) is to or not (joins or (pointwise and is_float(node))):
             continue
         if pointwise:
             _promote_numbers(node)
@@ -116,7 +118,7 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
             if arg.op == "get_attr" or value is None or value.dtype == dtype:
                 continue
             divides = find(node.target) is div and arg is node.args[1]
-            if not joins_empty and value.dtype not in ((torch.int64,) if meets_tensor and not divides else _INTEGERS):
+            if not joins and value.dtype not in ((torch.int64,) if meets_tensor and not divides else _INTEGERS):
                 continue
             if (arg, dtype) not in casts:
                 casts[arg, dtype] = AtenBuilder(graph_module, node)(torch.ops.aten.to.dtype, arg, dtype)

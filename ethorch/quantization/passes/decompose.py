@@ -135,7 +135,7 @@ def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
 
     def is_supported(graph: Graph) -> bool:
         calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
-        before = {value.dtype for value in map(first_value, inputs) if value is not None}
+        before = {value.dtype for value in map(first_value, (*inputs, node)) if value is not None}
         after = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
         nothing = all(
             each.op == "placeholder" for each in graph.output_node().all_input_nodes

@@ -101,6 +101,10 @@ PASSES = (
     # Requires constant windows and rotations, and emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
+    # PyTorch's decompositions add floats to integers (pairwise_distance).
+    Pass(
+        "promote_integers_again", promote_integers, after=("decompose_composites",), before=("narrow_indices", "tabulate_positions")
+    ),
     # Decompositions of recurrent layers emit joins.
     Pass("bypass_joins", bypass_joins, after=("decompose_composites",), before=("fold_constants_again",)),
     # Decompositions emit operators of constants (attention masks).
