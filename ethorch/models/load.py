@@ -77,7 +77,8 @@ class UserModel:
                     f"calibration sample {number}: expected the keyword arguments {', '.join(keywords) or 'none'}, as in the "
                     f"example inputs, got {', '.join(sample_keywords) or 'none'}."
                 )
-            samples.append(arguments if wrapped is None else (*arguments, *wrapped.values(sample_keywords)))
+            values = arguments if wrapped is None else (*arguments, *wrapped.values(sample_keywords))
+            samples.append(pytree.tree_map(_as_contiguous, values))
         object.__setattr__(self, "calibration", samples)
 
     @property
@@ -181,6 +182,9 @@ def _check_inputs(inputs: Any) -> None:
     if isinstance(inputs, (tuple, list)) and inputs and all(type(value) is int for value in inputs):
         shape = ", ".join(map(str, inputs))
         raise EthorchError(f"expected tensors as example inputs, got the shape ({shape}). Use torch.randn({shape}).")
+    for number, value in enumerate(pytree.tree_leaves(inputs)):
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            raise EthorchError(f"input {number}: expected a dense tensor, got the layout {value.layout}. Use x.to_dense().")
 
 
 class Wrapper(nn.Module):

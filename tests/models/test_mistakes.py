@@ -44,6 +44,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ethorch.compile(linear(), (1, 8)),
         r"expected tensors as example inputs, got the shape \(1, 8\). Use torch.randn\(1, 8\)",
     ),
+    "a sparse tensor": (
+        lambda: ethorch.compile(linear(), X.to_sparse()),
+        r"input 0: expected a dense tensor, got the layout torch.sparse_coo. Use x.to_dense\(\)",
+    ),
     "a family": (lambda: ethorch.compile(linear(), X, "u55"), "unknown target 'u55'. Did you mean 'ethos-u55-128'"),
     "a class": (
         lambda: ethorch.compile(UsesNumpy, X),
