@@ -1,0 +1,173 @@
+"""The samples of PyTorch's own operator database, ``torch.testing._internal.common_methods_invocations.op_db``.
+
+Each operator compiles and computes what PyTorch computes, or an EthorchError refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import ethorch
+from ethorch.support.errors import EthorchError
+from tests.helpers.quantized import Function
+
+TARGETS = ["ethos-u55-128", "ethos-u85-256"]
+_SAMPLES = 3  # of each operator and dtype
+_LEAST_DB = 15.0
+#: Operators whose results the test does not compare, with the reason.
+INEXACT = {
+    "__rmod__": "it jumps",
+    "fmod": "it jumps",
+    "frac": "it jumps",
+    "remainder": "it jumps",
+    "nn.functional.rrelu": "its samples are of training mode, which is random",
+    "polygamma": "its samples are next to a pole",
+    "sinc": "its integer samples are zeros",
+    "tan": "its samples are next to a pole",
+    "max_pool2d_with_indices_backward": "ExecuTorch's kernel adds to the previous contents of its output",
+    "__rpow__": "the powers exceed int32",
+    "as_strided": "its samples depend on a storage that is not passed",
+}
+#: Operators with indices of equal elements, whose order PyTorch does not define.
+TIES = ("kthvalue", "median", "mode", "nanmedian")
+
+
+class OneCall(nn.Module):
+    """A call of an operator in which tensors are inputs and other arguments constants."""
+
+    def __init__(self, operator: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec):
+        super().__init__()
+        self.operator, self.structure = operator, structure
+        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        first, arguments, keywords = pytree.tree_unflatten(leaves, self.structure)
+        return self.operator(first, *arguments, **keywords)
+
+
+def list_calls(info: Any, dtype: torch.dtype) -> Iterator[tuple[OneCall, tuple[Tensor, ...]]]:
+    if not info.supports_dtype(dtype, "cpu"):
+        return
+    torch.manual_seed(0)
+    samples = list(islice(info.sample_inputs("cpu", dtype, requires_grad=False), 60))
+    for sample in samples[:: max(1, len(samples) // _SAMPLES)][:_SAMPLES]:
+        leaves, structure = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        tensors = tuple(leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor))
+        if tensors and not any(x.numel() == 0 or x.dim() > 6 or x.is_complex() for x in tensors):
+            yield OneCall(info.op, leaves, structure), tensors
+
+
+def describe_difference(call: OneCall, tensors: tuple[Tensor, ...], target: str, scheme: str) -> str:
+    """Return a description of the first result that differs, or an empty string."""
+    wanted = [x for x in pytree.tree_leaves(call(*(x.clone() for x in tensors))) if isinstance(x, Tensor)]
+    try:
+        program = ethorch.compile(call, tensors, target, calibration=[tensors], scheme=scheme, progress=False)
+        found = [torch.as_tensor(x) for x in pytree.tree_leaves(program(*tensors))]
+    except EthorchError:
+        return ""
+    if [(x.shape, x.dtype) for x in wanted] != [(x.shape, x.dtype) for x in found]:
+        return f"results {[(x.shape, x.dtype) for x in found]}"
+    for number, (expected, actual) in enumerate(zip(wanted, found, strict=True)):
+        finite = torch.isfinite(expected) if expected.is_floating_point() else torch.ones_like(expected, dtype=torch.bool)
+        if expected.is_floating_point():
+            ratio = ethorch.sqnr_db(expected[finite], actual[finite].nan_to_num(0)) if finite.any() else _LEAST_DB
+            if ratio < _LEAST_DB:
+                return f"result {number} {ratio:.1f} dB"
+        elif not expected.is_complex() and not torch.equal(expected, actual):
+            return f"result {number} differs"
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "scheme"), [("ethos-u55-128", "int8"), ("ethos-u85-256", "a16w8")])
+def test_operator_database(target: str, scheme: str) -> None:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    failures = []
+    for info in op_db:
+        for dtype in (torch.float32, torch.int32, torch.int64, torch.int8, torch.bool):
+            for number, (call, tensors) in enumerate(list_calls(info, dtype)) if info.name not in INEXACT else ():
+                try:
+                    difference = describe_difference(call, tensors, target, scheme)
+                except Exception as error:
+                    difference = f"{type(error).__name__}: {error}"[:300]
+                if difference and not (info.name in TIES and "result 1 differs" in difference):
+                    failures.append(f"{info.name} {info.variant_test_name} {dtype}, sample {number}: {difference}")
+                    print(failures[-1])
+    assert not failures, "\n".join(failures)
+
+
+def _norms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    weight, bias = y[0] + 2, y[1]
+    channels = x.mean((0, 2))
+    return (
+        nn.functional.layer_norm(x, [6], weight, bias),
+        nn.functional.rms_norm(x, [6], weight),
+        nn.functional.group_norm(x, 2, channels + 2, None),
+        nn.functional.batch_norm(x, channels, channels.abs() + 1, None, channels),
+        *torch.native_layer_norm(x, [6], None, bias, 1e-5),
+        *torch.native_group_norm(x, None, None, 3, 4, 6, 2, 1e-5),
+    )
+
+
+#: What the database has found: functions of float32[3, 4, 6] and float32[2, 6].
+FOUND: dict[str, Callable[..., Any]] = {
+    "norms with parameters that the model computes": _norms,
+    "extremes of truth values": lambda x, y: (*torch.max(x > 0.5, 1), *torch.min(x > -0.5, 2)),
+    "dtypes of softmax": lambda x, y: torch.softmax((x > 0).int() + (x > 1).int(), -1, dtype=torch.float32),
+    "distances between integers": lambda x, y: nn.functional.pairwise_distance((x > 0).int(), (y[0] > 0).int()),
+    "two results of one elementwise operator": lambda x, y: torch.frexp(x)[0] * y[0],
+    "a scalar without dims": lambda x, y: x * y.sum().permute([]),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str, target: str) -> None:
+    torch.manual_seed(1)
+    model, samples = Function(FOUND[name]), [(torch.randn(3, 4, 6), torch.randn(2, 6)) for _ in range(4)]
+    program = ethorch.compile(model, samples[0], target, calibration=samples)
+    if "two results" in name:  # ExecuTorch has no kernel for frexp
+        assert "aten.frexp" in str(program.explain(cpu_only=True))
+        return
+    wanted, found = pytree.tree_leaves(model(*samples[0])), pytree.tree_leaves(program(*samples[0]))
+    for expected, actual in zip(wanted, map(torch.as_tensor, found), strict=True):
+        assert expected.dtype == actual.dtype
+        assert ethorch.sqnr_db(expected.float(), actual.float()) > 28
+    assert len(program.delegates) == 1
+
+
+JOINS: dict[str, Callable[..., Any]] = {
+    "cat": lambda x, i: torch.cat([x, i, i > 0], 1),
+    "stack": lambda x, i: torch.stack([i, x]),
+    "integers": lambda x, i: torch.cat([i, i.long() * 3, (i > 0).to(torch.uint8)], 1),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_joins_on_the_cpu_convert_their_operands(name: str) -> None:
+    """ExecuTorch's kernel copies the bits of operands with other dtypes."""
+    x, i = torch.randn(3, 4), torch.arange(-6, 6, dtype=torch.int32).reshape(3, 4)
+    model = nn.ModuleDict({"join": Function(JOINS[name]), "layer": nn.Linear(4, 4)})
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+            return self.parts["join"](x, i), self.parts["layer"](x)
+
+    program = ethorch.compile(Both(), (x, i), "ethos-u55-128", calibration=[(x, i)], modules={"parts.join": "float"})
+    assert torch.equal(program(x, i)[0], JOINS[name](x, i))
