@@ -208,8 +208,7 @@ class Expected:
     def read(self, path: Path) -> Any:
         """Read a sample file. Images and audio become tensors if the example inputs contain tensors.
 
-        Arrays of a .npz become a dict if they have the names of all keyword inputs. Otherwise they become a tuple in the order of
-        the inputs with their names, or of the file.
+        Arrays of a .npz become a dict if they have the names of all keyword inputs, or a tuple in the order of the inputs or file.
         """
         content = read(path, self.shapes)
         if path.suffix.lower() == ".npz" and isinstance(content, Mapping):

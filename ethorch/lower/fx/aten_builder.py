@@ -83,7 +83,7 @@ class AtenBuilder:
         return AtenBuilder(self.model, node, self.limits, calibrated=self.calibrated)
 
     def is_read(self, result: int) -> bool:
-        """Return True if the graph uses the result with number ``result`` of the node that is replaced."""
+        """Return True if the graph uses result number ``result`` of the node."""
         return any(user.args[1] == result and user.users for user in self.node.users)
 
     def absent(self, operator: str) -> bool:

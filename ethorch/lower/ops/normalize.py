@@ -104,8 +104,8 @@ def batch_norm(
 ) -> QTensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel. If the model computes a parameter
-    or a statistic, it becomes products and sums.
+    The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel, or products and sums if the model
+    computes a parameter or a statistic.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)

@@ -41,7 +41,7 @@ class QuantRule:
             parameters.
         selects: Whether the output of an operator that joins may lack the inputs' extremes.
         replaces: Whether elements of other inputs replace elements of the first input.
-        averages: Whether the results are averages of input elements, so that they depend on the whole range of the input.
+        averages: Whether the results are averages of input elements.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         most_int8: Highest value of an 8-bit ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.

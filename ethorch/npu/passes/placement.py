@@ -30,7 +30,7 @@ class Separation:
 
 
 def separate(stream: Stream, *, divide: bool = True) -> Separation:
-    """Move the segments of a stream to disjoint addresses. ``divide`` is the argument of ``find_lifetimes``."""
+    """Move the segments of a stream to disjoint addresses. See ``find_lifetimes`` for ``divide``."""
     image = stream.image
     sizes = image.allocated
     lifetimes = find_lifetimes(stream.ops, sizes, image.inputs, image.outputs, divide=divide)

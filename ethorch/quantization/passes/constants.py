@@ -96,8 +96,8 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
     int64 tensors and divisors are always cast, narrower tensors only if all float operands are constants. Python integers become
-    floats, because ExecuTorch would otherwise cast int64 tensors in every call. ExecuTorch's kernels require casts of the operands
-    of ``cat`` and ``stack``, and of operators with a dtype, e.g. ``softmax(x, 0, dtype=torch.float32)``.
+    floats, because ExecuTorch would otherwise cast int64 tensors in every call. Its kernels require equal dtypes in ``cat``, and no
+    argument ``dtype``, e.g. of softmax.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):

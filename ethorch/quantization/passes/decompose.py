@@ -135,12 +135,12 @@ def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
 
     def is_supported(graph: Graph) -> bool:
         calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
-        before = {value.dtype for value in map(first_value, (*inputs, node)) if value is not None}
+        before = {value.dtype for value in map(first_value, inputs) if value is not None and value.is_floating_point()}
         after = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
         nothing = all(
             each.op == "placeholder" for each in graph.output_node().all_input_nodes
         )  # e.g. a broadcast to an equal shape
-        return (bool(calls) or nothing) and after <= before and all(map(_is_known, calls))
+        return (bool(calls) or nothing) and after <= (before or {torch.float32}) and all(map(_is_known, calls))
 
     try:
         return s.inline(function, *inputs, table=table, where=is_supported)
