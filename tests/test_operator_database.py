@@ -126,6 +126,10 @@ FOUND: dict[str, Callable[..., Any]] = {
     "norms with parameters that the model computes": _norms,
     "extremes of truth values": lambda x, y: (*torch.max(x > 0.5, 1), *torch.min(x > -0.5, 2)),
     "dtypes of softmax": lambda x, y: torch.softmax((x > 0).int() + (x > 1).int(), -1, dtype=torch.float32),
+    "statistics of the batch": lambda x, y: (
+        nn.functional.batch_norm(x, None, None, y[0, :4], training=True),
+        nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True),
+    ),
     "distances between integers": lambda x, y: nn.functional.pairwise_distance((x > 0).int(), (y[0] > 0).int()),
     "two results of one elementwise operator": lambda x, y: torch.frexp(x)[0] * y[0],
     "a scalar without dims": lambda x, y: x * y.sum().permute([]),

@@ -202,3 +202,11 @@ def test_what_was_trained_has_the_batch_norms_of_the_model(model: nn.Module) -> 
     program = ethorch.compile(converted, batch[:1], progress=False)
     assert record_of(program).build is not None and not record_of(program).build.partition.refusals
     assert ethorch.sqnr_db(singly, program(batch)) > 40
+
+
+def test_a_batch_norm_without_running_statistics_is_not_folded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False), nn.ReLU()).eval()
+    samples = [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
+    program = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples)
+    assert ethorch.sqnr_db(model(*samples[0]), program(*samples[0])) > 30

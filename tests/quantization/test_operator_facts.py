@@ -32,6 +32,7 @@ ALLOWED = {
     ): "views as PyTorch names them: how a write through each is undone; most are not in OPS",
     ("quantization/passes/decompose.py", "aten._native_batch_norm_legit_no_training.default"): "convert_pt2e takes it for training",
     ("quantization/passes/decompose.py", "aten.batch_norm.default"): "convert_pt2e takes it for training",
+    ("quantization/passes/decompose.py", "aten.native_batch_norm.default"): "it may use statistics of the batch",
     (
         "quantization/passes/complex_tensors.py",
         "*",
