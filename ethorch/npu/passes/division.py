@@ -11,7 +11,6 @@ from ethorch.npu.ir.stream import group_chains
 from ethorch.npu.passes import block_sizes
 from ethorch.npu.passes.allocation import allocate, count_bytes
 from ethorch.npu.passes.context import Context
-from ethorch.npu.passes.lifetimes import find_lifetimes
 from ethorch.npu.passes.placement import separate
 from ethorch.npu.passes.reorder import Window, WindowSearch
 
@@ -49,9 +48,9 @@ def run(stream: Stream, context: Context) -> Stream | None:
 
 
 def _divide(stream: Stream, context: Context, most: int, work: int) -> Stream | None:
-    apart = separate(stream, divide=False).stream
+    separation = separate(stream, divide=False)  # as allocate
+    apart, lifetimes = separation.stream, separation.lifetimes
     sizes = apart.image.allocated
-    lifetimes = find_lifetimes(apart.ops, sizes, apart.image.inputs, apart.image.outputs)  # as allocate
 
     def rate(ops: Sequence[Op]) -> int:
         return estimate(replace(apart, ops=list(ops)), context.regions, context.effects).cycles
