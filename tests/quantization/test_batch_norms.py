@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -204,9 +205,28 @@ def test_what_was_trained_has_the_batch_norms_of_the_model(model: nn.Module) -> 
     assert ethorch.sqnr_db(singly, program(batch)) > 40
 
 
-def test_a_batch_norm_without_running_statistics_is_not_folded() -> None:
+class Conditional(nn.Module):
+    """A convolution and a batch norm whose parameters depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.layer = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=False), nn.Linear(3, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.layer(x.mean((0, 2, 3))).chunk(2)
+        running = self.norm.running_mean, self.norm.running_var
+        return nn.functional.batch_norm(self.convolution(x), *running, weight + 1, bias)
+
+
+NOT_FOLDED: dict[str, Callable[[], nn.Module]] = {
+    "no running statistics": lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False), nn.ReLU()),
+    "computed parameters": Conditional,
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOLDED)
+def test_batch_norms_that_are_not_constant_are_not_folded(name: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False), nn.ReLU()).eval()
-    samples = [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
+    model, samples = NOT_FOLDED[name]().eval(), [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
     program = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples)
-    assert ethorch.sqnr_db(model(*samples[0]), program(*samples[0])) > 30
+    assert ethorch.sqnr_db(model(*samples[0]), program(*samples[0])) > 30 and len(program.delegates) == 1

@@ -105,7 +105,7 @@ def batch_norm(
     """Return (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
     The operator becomes a 1x1 DEPTHWISE_CONV2D with weights up to 127 and one scale per channel, or products and sums if the model
-    computes a parameter or a statistic.
+    computes a parameter.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -230,15 +230,15 @@ def decompose_layer_norm(
         scaled = _affine(s, rows, _flat_parameter(s, weight), _flat_parameter(s, bias))
         result = s(aten.reshape.default, scaled, list(shape_of(x)))
     rank = len(shape_of(x))
-    return [result, *_statistics(s, x, range(rank - len(shape), rank), eps)] if is_native else result
+    return [result, *_statistics(s, x, range(rank - len(shape), rank), eps, keepdim=True)] if is_native else result
 
 
-def _statistics(s: AtenBuilder, x: Node, dims: Sequence[int], eps: float) -> list[Node | None]:
+def _statistics(s: AtenBuilder, x: Node, dims: Sequence[int], eps: float, *, keepdim: bool) -> list[Node | None]:
     # The second and third results of native norms: mean and 1 / sqrt(var + eps)
-    mean = s(aten.mean.dim, x, list(dims), True) if s.is_read(1) else None
+    mean = s(aten.mean.dim, x, list(dims), keepdim) if s.is_read(1) else None
     if not s.is_read(2):
         return [mean, None]
-    var = s(aten.var.correction, x, list(dims), correction=0, keepdim=True)
+    var = s(aten.var.correction, x, list(dims), correction=0, keepdim=keepdim)
     return [mean, s(aten.rsqrt.default, s(aten.add.Tensor, var, eps))]
 
 
@@ -398,8 +398,7 @@ def group_norm(
     result = _affine(s, s(aten.reshape.default, core, list(full)), weight, bias)
     if s.node.target is not aten.native_group_norm.default:
         return result
-    statistics = _statistics(s, rows, [1], eps)
-    return [result, *(each and s(aten.reshape.default, each, [full[0], groups]) for each in statistics)]
+    return [result, *_statistics(s, s(aten.reshape.default, x, [full[0], groups, width]), [2], eps, keepdim=False)]
 
 
 @composite(

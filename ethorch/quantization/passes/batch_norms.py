@@ -23,7 +23,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
     Convolutions that share a weight but have different batch norms (detector heads) get separate weights. torchao would otherwise
     fold the first batch norm into all of these convolutions. A batch norm is not folded if another operator reads the result of the
-    convolution, or if the convolution's weight or bias is not a parameter.
+    convolution, or if the model computes a parameter.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -90,7 +90,7 @@ def _has_computed_weight(norm: Node) -> bool:
     source = norm.args[0] if _is_norm(norm) else None
     if not (isinstance(source, Node) and source.op == "call_function" and op_name(source.target).startswith("aten.conv")):
         return False
-    return any(isinstance(arg, Node) and arg.op != "get_attr" for arg in source.args[1:3])
+    return any(isinstance(arg, Node) and arg.op != "get_attr" for arg in (*source.args[1:3], *norm.args[1:5]))
 
 
 def _is_norm(node: Node) -> bool:

@@ -59,7 +59,7 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
             return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
 
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lift)
-        if find(node.target) is permute:
+        if find(node.target) is permute:  # whose dims must include the new one
             args = (args[0], [0])
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):

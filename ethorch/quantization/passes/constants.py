@@ -96,18 +96,20 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integer tensors to float, for quantization, if an elementwise operator or ``cat`` combines them with floats.
 
     int64 tensors and divisors are always cast, narrower tensors only if all float operands are constants. Python integers become
-    floats, because ExecuTorch would otherwise cast int64 tensors in every call. Its kernels require equal dtypes in ``cat``, and no
-    argument ``dtype``, e.g. of softmax.
+    floats, because ExecuTorch would otherwise cast int64 tensors in every call. Its kernels of ``cat`` and of operators with an
+    argument ``dtype`` require one dtype.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or not isinstance(node.meta["val"], torch.Tensor):
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or find(target) is to:
             continue
-        pointwise = torch.Tag.pointwise in target.tags
+        if not isinstance(node.meta["val"], torch.Tensor):
+            continue
+        pointwise = torch.Tag.pointwise in target.tags and is_float(node)
         arguments = {argument.name for argument in target._schema.arguments}
-        joins = "tensors" in arguments or ("dtype" in arguments and is_float(node) and not makes_constant(node))
-        if find(target) is to or not (joins or (pointwise and is_float(node))):
+        needs_casts = "tensors" in arguments or ("dtype" in arguments and is_float(node) and not makes_constant(node))
+        if not (pointwise or needs_casts):
             continue
         if pointwise:
             _promote_numbers(node)
@@ -118,7 +120,7 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
             if arg.op == "get_attr" or value is None or value.dtype == dtype:
                 continue
             divides = find(node.target) is div and arg is node.args[1]
-            if not joins and value.dtype not in ((torch.int64,) if meets_tensor and not divides else _INTEGERS):
+            if not needs_casts and value.dtype not in ((torch.int64,) if meets_tensor and not divides else _INTEGERS):
                 continue
             if (arg, dtype) not in casts:
                 casts[arg, dtype] = AtenBuilder(graph_module, node)(torch.ops.aten.to.dtype, arg, dtype)

@@ -201,32 +201,30 @@ def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
-    """Convert batch norms to the form with fixed statistics, or statistics of the batch.
+    """Convert batch norms to the form with fixed statistics, or with those of the batch.
 
     ``convert_pt2e`` treats other forms as training, and takes 10 s to match them.
 
     Args:
-        stays: Predicate for the batch norms to convert, i.e. those that will not be folded.
+        stays: Predicate for batch norms that will not be folded.
     """
     for node in list(model.graph.nodes):
-        if node.target in (aten.batch_norm.default, aten.native_batch_norm.default) and node.args[5]:
-            x, weight, bias, _, _, _, momentum, eps = node.args[:8]
-            s = AtenBuilder(model, node)
-            outputs = s.results(aten._native_batch_norm_legit.no_stats, x, weight, bias, True, momentum, eps)
-            replace(node, outputs if isinstance(node.meta["val"], tuple) else outputs[0])
-            model.graph.erase_node(node)
-    for node in filter(stays, list(model.graph.nodes)):
-        if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":
+        if node.target is aten._native_batch_norm_legit_no_training.default:
             x, weight, bias, mean, var, momentum, eps = node.args
-            s = AtenBuilder(model, node)
-            replace(node, s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps))
-            model.graph.erase_node(node)
-        elif node.op == "call_function" and op_name(node.target) == "aten.batch_norm.default" and not node.args[5]:
-            x, weight, bias, mean, var, _, momentum, eps = node.args[:8]
-            s = AtenBuilder(model, node)
+            uses_batch = False
+        elif node.target in (aten.batch_norm.default, aten.native_batch_norm.default):
+            x, weight, bias, mean, var, uses_batch, momentum, eps = node.args[:8]
+        else:
+            continue
+        s = AtenBuilder(model, node)
+        if uses_batch:
+            outputs = s.results(aten._native_batch_norm_legit.no_stats, x, weight, bias, True, momentum, eps)
+        elif node.target is not aten.native_batch_norm.default and stays(node):
             outputs = s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
-            replace(node, outputs[0])
-            model.graph.erase_node(node)
+        else:
+            continue
+        replace(node, outputs if isinstance(node.meta["val"], (tuple, list)) else outputs[0])
+        model.graph.erase_node(node)
 
 
 def correct_remainders(graph_module: GraphModule, context: PassContext) -> None:
