@@ -68,8 +68,8 @@ def networks_compiled(models: list[str]) -> Iterator[PayloadCase]:
                     yield PayloadCase(key, partial(_compile_model, model, target, scheme))
 
 
-def several_methods() -> Iterator[PayloadCase]:
-    """Yield programs with several methods, with state, and with operators on the CPU."""
+def several_programs() -> Iterator[PayloadCase]:
+    """Yield programs with several methods, state, operators on the CPU, separate activations, and selections."""
     programs = (
         methods_with_shared_weights,
         methods_by_shape,
@@ -116,7 +116,7 @@ def all_cases(models: list[str]) -> Iterator[PayloadCase]:
     """Yield the cases of all groups."""
     yield from networks_lowered(models)
     yield from networks_compiled(models)
-    yield from several_methods()
+    yield from several_programs()
     yield from operators()
     yield from random_networks()
 

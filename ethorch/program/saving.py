@@ -59,10 +59,10 @@ def check_file(path: Path) -> None:
 
 
 def tosa_of(build: Build | None) -> bytes:
-    """Return the TOSA flatbuffer of a program with one delegate.
+    """Return the TOSA flatbuffer of a method with one delegate.
 
     Raises:
-        EthorchError: The program was loaded from a file, or does not have exactly one delegate.
+        EthorchError: The program was loaded from a file, or the method does not have exactly one delegate.
     """
     if build is None:
         raise EthorchError(
