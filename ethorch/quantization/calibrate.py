@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from ethorch.lower.fx.export import check_module, check_outputs, describe_inputs, export_module
 from ethorch.models.load import Inputs, UserModel
@@ -16,7 +15,7 @@ from ethorch.models.user_code import convert_user_errors
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.constrained_weights import fold
 from ethorch.quantization.passes.state_buffers import find_foreign_buffers, state_buffers, write_back
-from ethorch.quantization.prepare import prepare
+from ethorch.quantization.prepare import convert, prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.shared_buffers import copy_written_buffers, observe_together, preserve_buffers
 from ethorch.support.errors import EthorchError, unknown_name
@@ -112,7 +111,7 @@ def quantize_methods(
                     _observe(prepared[name], inputs, models[name], _describe_call(models, number, place, name))
                     step()
     with stage("convert"), delay_collection():
-        converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
+        converted: dict[str, GraphModule] = {name: convert(module) for name, module in prepared.items()}
         copy_written_buffers(converted)
     return converted
 

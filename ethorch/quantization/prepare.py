@@ -1,4 +1,4 @@
-"""An implementation of ``prepare_pt2e`` that runs in linear time."""
+"""``prepare_pt2e`` in linear time and ``convert_pt2e`` without leaks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import torchao.utils
 from torch import nn
+from torch.ao.quantization.fx.utils import assert_and_get_unique_device
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ethorch.models.open_sizes import suppress_guards
@@ -26,6 +28,14 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
     with _continue_numbering():
         prepared: GraphModule = prepare_pt2e(graph, quantizer)
     return prepared
+
+
+def convert(prepared: GraphModule) -> GraphModule:
+    """Run ``convert_pt2e``, then release the models that torch and torchao cache."""
+    converted: GraphModule = convert_pt2e(prepared)
+    for determine_device in (torchao.utils._assert_and_get_unique_device, assert_and_get_unique_device):
+        determine_device.cache_clear()
+    return converted
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
@@ -19,6 +19,7 @@ from ethorch.quantization.config import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from ethorch.quantization.prepare import convert
 from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
@@ -200,7 +201,7 @@ def mixed_precision(
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
         prepared = prepare_pt2e(export_copy(graph, samples[0]), with_raised(raised))
         compute_outputs(prepared, samples, state)  # calibrates
-        converted: GraphModule = convert_pt2e(prepared)
+        converted = convert(prepared)
         reset(converted, state)
         build = build_pte(converted, samples[0], target)
         outputs = outputs_on_npu(build, converted, samples) if judge == NPU else compute_outputs(converted, samples, state)

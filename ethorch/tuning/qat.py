@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e import allow_exported_model_train_eval, disable_observer
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import op_name
 from ethorch.models.load import UserModel
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.constrained_weights import constrain_prepared, settle, take_out
+from ethorch.quantization.prepare import convert
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.trained_batch_norms import fold_trained_batch_norms
 from ethorch.support.errors import QuantizationError
@@ -104,7 +105,7 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
     prepared.eval()
     settle(prepared)
     fold_trained_batch_norms(prepared)
-    converted: GraphModule = convert_pt2e(prepared)
+    converted = convert(prepared)
     if example_inputs is None:
         return converted
     inputs = UserModel(converted, example_inputs).example_inputs

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.observer import ObserverBase
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from ethorch.backend.build import build_pte
 from ethorch.lower.fx.aten_builder import MADE_FOR
 from ethorch.lower.fx.node import op_name, origin_of
 from ethorch.quantization.activation_observer import Follower
+from ethorch.quantization.prepare import convert
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.selection import module_path
 from ethorch.support.errors import QuantizationError
@@ -110,7 +111,7 @@ class Switched:
                 graph.graph.erase_node(node)
         graph.recompile()
         reset(graph, self._state)
-        converted = convert_pt2e(graph)
+        converted = convert(graph)
         return outputs_on_npu(build_pte(converted, samples[0], spec), converted, samples)
 
 

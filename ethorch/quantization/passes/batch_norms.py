@@ -21,8 +21,8 @@ _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.
 def fold_batch_norms(graph: GraphModule) -> None:
     """Fold batch norms in place, like ``prepare_pt2e``, but eliminate dead code only once.
 
-    Convolutions that share a weight but have different batch norms (detector heads) get separate weights. torchao would otherwise
-    fold the first batch norm into all of these convolutions. A batch norm is not folded if another operator reads the result of the
+    Convolutions that share a weight but have different batch norms (detector heads) get separate weights, because torchao would
+    fold the first batch norm into all of them. A batch norm is not folded if another operator reads the result of the
     convolution, or if the model computes a parameter.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
