@@ -1,11 +1,11 @@
-"""The samples of PyTorch's own operator database, ``torch.testing._internal.common_methods_invocations.op_db``.
+"""The samples of PyTorch's own databases of operators and modules, ``torch.testing._internal``.
 
-Each operator compiles and computes what PyTorch computes, or an EthorchError refuses it.
+Each operator and module compiles and computes what PyTorch computes, or an EthorchError refuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -35,8 +35,8 @@ OMITTED = {
     "__rpow__": "ExecuTorch returns INT32_MIN for 0 to a negative power",
     "as_strided": "its samples depend on a storage that is not passed",
 }
-#: Operators with indices of equal elements, whose order PyTorch does not define.
-TIES = ("kthvalue", "median", "mode", "nanmedian")
+#: Operators and modules with indices of equal elements, whose order PyTorch does not define.
+TIES = ("kthvalue", "median", "mode", "nanmedian", "nn.MaxPool2d")
 
 
 class OneCall(nn.Module):
@@ -52,8 +52,15 @@ class OneCall(nn.Module):
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
-        first, arguments, keywords = pytree.tree_unflatten(leaves, self.structure)
-        return self.operator(first, *arguments, **keywords)
+        arguments, keywords = pytree.tree_unflatten(leaves, self.structure)
+        return self.operator(*arguments, **keywords)
+
+
+def make_call(
+    operator: Callable[..., Any], arguments: Sequence[Any], keywords: dict[str, Any]
+) -> tuple[OneCall, tuple[Tensor, ...]]:
+    leaves, structure = pytree.tree_flatten((arguments, keywords))
+    return OneCall(operator, leaves, structure), tuple(leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def list_calls(info: Any, dtype: torch.dtype) -> Iterator[tuple[OneCall, tuple[Tensor, ...]]]:
@@ -62,10 +69,17 @@ def list_calls(info: Any, dtype: torch.dtype) -> Iterator[tuple[OneCall, tuple[T
     torch.manual_seed(0)
     samples = list(islice(info.sample_inputs("cpu", dtype, requires_grad=False), 60))
     for sample in samples[:: max(1, len(samples) // _SAMPLES)][:_SAMPLES]:
-        leaves, structure = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        tensors = tuple(leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor))
+        call, tensors = make_call(info.op, (sample.input, *sample.args), sample.kwargs)
         if tensors and not any(x.numel() == 0 or x.dim() > 6 or x.is_complex() for x in tensors):
-            yield OneCall(info.op, leaves, structure), tensors
+            yield call, tensors
+
+
+def list_modules(info: Any) -> Iterator[tuple[OneCall, tuple[Tensor, ...]]]:
+    torch.manual_seed(0)
+    samples = [each for each in info.module_inputs_func(info, "cpu", torch.float32, False, False) if each.forward_input]
+    for sample in samples[:: max(1, len(samples) // _SAMPLES)][:_SAMPLES]:
+        module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
+        yield make_call(module.eval(), sample.forward_input.args, sample.forward_input.kwargs)
 
 
 def describe_difference(call: OneCall, tensors: tuple[Tensor, ...], target: str, scheme: str) -> str:
@@ -110,6 +124,26 @@ def test_operator_database(target: str, scheme: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("target", TARGETS)
+def test_module_database(target: str) -> None:
+    from torch.testing._internal.common_modules import module_db
+
+    failures = []
+    for info in module_db:
+        if "FractionalMaxPool" in info.name:  # PyTorch refuses its samples, because their dtypes differ
+            continue
+        for number, (call, tensors) in enumerate(list_modules(info)):
+            try:
+                difference = describe_difference(call.eval(), tensors, target, "int8")
+            except Exception as error:
+                difference = f"{type(error).__name__}: {error}"[:300]
+            if difference and not (info.name in TIES and "result 1 differs" in difference):
+                failures.append(f"{info.name}, sample {number}: {difference}")
+                print(failures[-1], flush=True)
+    assert not failures, "\n".join(failures)
+
+
 def _norms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     weight, bias = y[0] + 2, y[1]
     channels = x.mean((0, 2))
@@ -134,6 +168,7 @@ FOUND: dict[str, Callable[..., Any]] = {
     ),
     "distances between integers": lambda x, y: nn.functional.pairwise_distance((x > 0).int(), (y[0] > 0).int()),
     "a scalar without dims": lambda x, y: x * y.sum().permute([]),
+    "a scalar and a slope": lambda x, y: nn.functional.prelu(-x.amax(), torch.full((1,), 0.25)),
 }
 
 
@@ -145,7 +180,7 @@ def test_found(name: str, target: str) -> None:
     program = ethorch.compile(model, samples[0], target, calibration=samples)
     wanted, found = pytree.tree_leaves(model(*samples[0])), pytree.tree_leaves(program(*samples[0]))
     for expected, actual in zip(wanted, map(torch.as_tensor, found), strict=True):
-        assert expected.dtype == actual.dtype
+        assert (expected.shape, expected.dtype) == (actual.shape, actual.dtype)
         assert ethorch.sqnr_db(expected.float(), actual.float()) > 28
     assert len(program.delegates) == 1
 

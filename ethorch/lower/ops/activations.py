@@ -35,8 +35,9 @@ def log_sigmoid_forward(s: AtenBuilder, x: Node) -> Any:
 )
 def prelu(s: AtenBuilder, x: Node, weight: Node) -> Any:
     """Return max(x, 0) + weight * min(x, 0). ``weight`` has one entry, or one entry for each channel."""
-    trailing_ones = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
-    shape = [*shape_of(weight), *trailing_ones]
+    rank = len(shape_of(x))
+    trailing_ones = [1] * max(rank - 2, 0) if len(shape_of(weight)) == 1 else []
+    shape = [*shape_of(weight), *trailing_ones][:rank]  # [] for a scalar
     if weight.op == "get_attr":
         weight = s.parameter(weight, lambda data: data.reshape(shape))
     else:
