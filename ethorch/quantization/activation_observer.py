@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
 _SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
+_SPARSE = 16  # if fewer than 1/16 of these are nonzero, the sample consists of nonzero elements, so that it shows their tails
 _LEAST_EXPONENT = -100  # of the histogram's reach, because the reciprocal of a denormal bin width overflows
 _NEAR = 16  # 1/16 of the range remains on each side of a threshold, for a finer scale than that of the compared sum
 _INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
@@ -169,10 +170,21 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if seen.are_integers:
             seen.are_integers = bool((values == values.round()).all())
         if self.method in ("mse", "percentile"):
-            self.count(_subsample(values), max(-low, high))
+            self._sample(values, max(-low, high))
 
-    def count(self, values: Tensor, largest: float) -> None:
-        """Double the bin width until the histogram covers the magnitude ``largest``, and add ``values``."""
+    def _sample(self, values: Tensor, largest: float) -> None:
+        sample = _subsample(values)
+        if sample.numel() == values.numel() or int(torch.count_nonzero(sample)) * _SPARSE >= sample.numel():
+            self._count(sample, largest)
+            return
+        nonzero = values[values != 0]
+        weight = nonzero.numel() * sample.numel() / values.numel()
+        sampled = _subsample(nonzero)
+        self._count(sampled, largest, weight / max(sampled.numel(), 1))
+        self.histogram[HALF_BINS] += sample.numel() - weight
+
+    def _count(self, values: Tensor, largest: float, weight: float = 1.0) -> None:
+        # Doubles the bin width until the histogram covers the magnitude ``largest``
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** max(math.ceil(math.log2(largest)), _LEAST_EXPONENT) if largest > 0 else 0.0
@@ -183,8 +195,9 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             seen.reach = reach
         if seen.reach:
             bins = torch.mul(values.float(), HALF_BINS / seen.reach).add_(HALF_BINS).clamp_(0, 2 * HALF_BINS - 1)
-            self.histogram += torch.bincount(bins.int(), minlength=2 * HALF_BINS)  # three times as fast as torch.histc
-            seen.nonzero += float((values != 0).sum())
+            counts = torch.bincount(bins.int(), minlength=2 * HALF_BINS)  # three times as fast as torch.histc
+            self.histogram.add_(counts, alpha=weight)
+            seen.nonzero += float((values != 0).sum()) * weight
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point) as one-element tensors.

@@ -45,6 +45,15 @@ def test_int16_covers_a_rare_value_that_the_histogram_missed() -> None:
     assert float(observer.histogram.sum()) < 20_000 and ends(observer)[1] > 0.24
 
 
+@pytest.mark.parametrize("share", [0.5, 0.02, 0.001, 0.00001])
+def test_few_nonzero_elements_are_not_clipped(share: float) -> None:
+    """A cache with one row of 1,024 had a quarter of its range, because 16 of 768 nonzero elements were counted."""
+    torch.manual_seed(0)
+    x = torch.randn(786_432) * (torch.rand(786_432) < share)
+    scale, zero = (float(v) for v in observed([x] * 4).calculate_qparams())
+    assert sqnr_db(x, torch.fake_quantize_per_tensor_affine(x, scale, int(zero), -128, 127)) > 38
+
+
 def test_minmax_covers_everything_seen() -> None:
     tensors = [*normal(3, 1000), torch.tensor([-9.0, 31.0])]
     low, high = ends(observed(tensors, method="minmax"))
