@@ -53,6 +53,8 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
         for user in list(back.users):
             if op_name(user.target) in QUANTIZE and user.args[1:] == parameters:
                 user.replace_all_uses_with(node)
+                if isinstance(program, ExportedProgram):
+                    program.graph_signature.replace_all_uses(user.name, node.name)
                 graph.erase_node(user)
     graph.eliminate_dead_code()
     program.graph_module.recompile()

@@ -86,10 +86,10 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """Decompose an index_copy with a computed index into an index_put. An index with several elements requires SCATTER."""
+    """Decompose an index_copy with a computed index into an index_put."""
     if not math.prod(shape_of(index)):
         return x
-    if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
+    if index.op == "get_attr":
         return None
     return s(aten.index_put.default, x, [*[None] * (dim % len(shape_of(x))), index], source)
 

@@ -411,3 +411,41 @@ def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) ->
     floats = lower_by_executorch(module, steps[0], spec)
     for ours, theirs in zip(*(run(runtime.load(each.pte), steps) for each in (build, floats)), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("spelling", ["index_copy_", "index_put_", "assigned"])
+def test_caches_are_written_at_several_positions_without_scatter(spelling: str) -> None:
+    """The U55 has no SCATTER, so the CPU writes the rows."""
+    torch.manual_seed(0)
+    steps = [(torch.randn(1, 4, 32), torch.arange(k * 4, (k + 1) * 4)) for k in range(4)]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    module = quantize(UserModel(Heads(spelling).eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
+    assert build.partition.executorch_reason is None and [state.dtype for state in build.states] == ["int8", "int8"]
+    floats = lower_by_executorch(module, steps[0], spec)
+    for ours, theirs in zip(*(run(runtime.load(each.pte), steps) for each in (build, floats)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class OnlyCache(nn.Module):
+    """A cache that is returned, so that no operator runs on a U55."""
+
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 16, 8))
+
+    def forward(self, positions: Tensor, rows: Tensor) -> Tensor:
+        return self.cache.index_copy_(1, positions, rows)
+
+
+def test_a_cache_is_written_without_a_delegate() -> None:
+    torch.manual_seed(0)
+    steps = [(torch.tensor([k, k + 5]), torch.randn(1, 2, 8)) for k in range(4)]
+    spec = EthosUCompileSpec("ethos-u55-128")
+    module = quantize(UserModel(OnlyCache().eval(), steps[0], steps), spec)
+    build = build_pte(module, steps[0], spec)
+    assert not build.delegates
+    for ours, fake in zip(run(runtime.load(build.pte), steps), run(copy.deepcopy(module), steps), strict=True):
+        torch.testing.assert_close(ours, fake)
