@@ -240,6 +240,7 @@ class Frame(ABC):
             return None
         if "per_channel" in name:
             scales, zeros, axis, low, high, dtype = np.asarray(args[1]), np.asarray(args[2]), *args[3:7]
+            axis = axis % node.all_input_nodes[0].meta["val"].dim() if scales.size > 1 else None
         else:
             scales, zeros, axis, low, high, dtype = np.atleast_1d(args[1]), np.atleast_1d(args[2]), None, *args[3:6]
         if dtype == torch.uint8:
@@ -263,6 +264,8 @@ class Frame(ABC):
         if isinstance(x, PointwiseChain):
             return self._change_sign(x, q) or self.b.table(x.source, entries(x, self.env), q, exact=x.steps)
         assert isinstance(x, QTensor)
+        if x.is_quantized and x.qparams.per_channel:  # a constant
+            return QTensor(self.b.const(q.quantize(dequantize_constant(x)), q.dtype, node.name), contiguous(x.shape), q)
         return self.b.to_qparams(x, q)
 
     def _change_sign(self, chain: PointwiseChain, q: QParams) -> QTensor | None:

@@ -54,6 +54,21 @@ def not_quantized(node: Node) -> Reason:
     )
 
 
+def per_channel(axis: int, channels: int | None) -> Reason:
+    # channels: axis of the output channels of a weight, or None for other operands
+    if channels is None:
+        return Reason(
+            "graph.per_channel",
+            f"an operand has one scale per index of axis {axis}, which only weights of convolutions and linear layers may have",
+            "Use a per-tensor QuantizationSpec for the operand.",
+        )
+    return Reason(
+        "graph.per_channel",
+        f"the weight has one scale per index of axis {axis}; expected axis {channels}, the output channels",
+        f"Set ch_axis={channels} in the QuantizationSpec of the weight.",
+    )
+
+
 FLOAT_CONSTANT = Reason(
     "graph.input_not_quantized",
     "a constant input, such as the weights, is float; expected a quantized tensor",

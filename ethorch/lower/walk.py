@@ -43,6 +43,7 @@ from ethorch.lower.fx.node import (
     writes_back,
 )
 from ethorch.lower.ops.rounding import TOO_MANY_STEPS
+from ethorch.lower.ops.shape import permute
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.reasons import (
     EMPTY_OUTPUT,
@@ -63,6 +64,7 @@ from ethorch.lower.reasons import (
     no_table,
     not_decomposed,
     not_quantized,
+    per_channel,
     unknown_operator,
 )
 from ethorch.models.open_sizes import is_dynamic, is_size
@@ -257,6 +259,7 @@ class Walk(Frame):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
             if rule == "same" and not quantized[0].per_channel:  # data movement preserves the quantization parameters
                 out = replace(out, q=quantized[0])
+        self.check_channels(node, spec, args)
         if node in self._late:
             raise Unsupported(RETURNED_LATE)
         with self.b.attempt():
@@ -284,6 +287,18 @@ class Walk(Frame):
             raise Unsupported(NO_INT32_ACTIVATIONS)
         if reads and not (spec.moves or spec.int32):
             raise Unsupported(INT32_OPERAND)
+
+    def check_channels(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> None:
+        """Check that only the output channels of weights and biases have separate scales."""
+        if spec is permute:
+            return
+        layer = spec.rule(node).layer
+        axes = {} if layer is None else {layer.weight: 1 if layer.weight_axis is None else layer.weight_axis, layer.bias: 0}
+        for place, arg in enumerate(args):
+            for x in flat(arg):
+                axis = x.qparams.axis if isinstance(x, QTensor) and x.is_quantized else None
+                if axis is not None and axis != axes.get(place):
+                    raise Unsupported(per_channel(axis, axes.get(place)))
 
     def absent(self, spec: OpSpec) -> Reason | None:
         """Return the reason why the target does not support computed indices, or None if it does."""
