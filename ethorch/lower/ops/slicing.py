@@ -107,10 +107,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """Compute out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened x.
-
-    The operator is decomposed only if x is contiguous and contains all selected elements.
-    """
+    """Compute out[i, j, ...] = flat[offset + i * stride[0] + j * stride[1] + ...], where flat is the flattened, contiguous x."""
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
     flat = s(aten.reshape.default, x, [-1])
@@ -158,6 +155,8 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
 def decompose_slice_scatter(
     s: AtenBuilder, x: Node, source: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
+    if 0 in shape_of(source):
+        return s(aten.clone.default, x)
     return s(aten.clone.default, source) if shape_of(source) == shape_of(x) and step == 1 else None
 
 

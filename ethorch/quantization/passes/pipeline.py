@@ -43,6 +43,7 @@ from ethorch.quantization.passes.index_inputs import (
 )
 from ethorch.quantization.passes.negated_masks import negate_masks
 from ethorch.quantization.passes.state_buffers import register_written_parameters
+from ethorch.quantization.passes.strides import resolve_strides
 from ethorch.quantization.passes.top_k import lower_top_k
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
 from ethorch.support.errors import QuantizationError
@@ -72,6 +73,8 @@ PASSES = (
     Pass("inline_wrapped_graphs", inline_wrapped_graphs, before=("functionalize",)),
     # Later passes assume that values do not change.
     Pass("functionalize", functionalize, before=("register_written_parameters",)),
+    # Requires the strides of PyTorch's results.
+    Pass("resolve_strides", resolve_strides, after=("functionalize",), before=("remove_no_ops", "lift_scalars", "fold_constants")),
     # Written parameters are not constant.
     Pass("register_written_parameters", register_written_parameters, before=("fold_constants",), only="fixed"),
     Pass("freeze_parameters", freeze_parameters, before=("fold_constants",), only="fixed"),
