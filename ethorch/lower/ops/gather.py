@@ -83,6 +83,8 @@ def check_index_select(x: Any, dim: int, index: Any) -> Reason | None:
 
 
 def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any:
+    if isinstance(index, Node) and not shape_of(index):
+        return s(aten.index_select.default, x, dim, s(aten.reshape.default, index, [1]))
     narrow = as_int32(s, index)
     return None if narrow is None else s(aten.index_select.default, x, dim, narrow)
 

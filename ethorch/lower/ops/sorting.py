@@ -207,7 +207,8 @@ def decompose_bucketize(s: AtenBuilder, x: Any, boundaries: Node, out_int32: boo
     if not isinstance(x, Node):
         return None
     if boundaries.op != "get_attr":
-        return _count_less(s, x, s(aten.unsqueeze.default, boundaries, 0), out_int32, right)
+        rows = s(aten.unsqueeze.default, boundaries, 0) if shape_of(x) else boundaries
+        return _count_less(s, x, rows, out_int32, right)
     if out_int32:
         return None
     return _as_int64(s, s(aten.bucketize.Tensor, x, boundaries, out_int32=True, right=right))

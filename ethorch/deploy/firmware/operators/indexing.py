@@ -90,6 +90,8 @@ def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -
     if not x.rank:
         w.copy(out, x)
         return
+    if not index.rank:
+        index, out = (view.insert_axis(0) for view in (index, out))
     axis = x.axis(dim)
     places = replace(_still(x, axis, index.shape[axis]), shape=index.shape)
     step = x.strides[axis] * x.item_bytes
