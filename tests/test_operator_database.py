@@ -168,6 +168,8 @@ FOUND: dict[str, Callable[..., Any]] = {
     ),
     "distances between integers": lambda x, y: nn.functional.pairwise_distance((x > 0).int(), (y[0] > 0).int()),
     "a scalar without dims": lambda x, y: x * y.sum().permute([]),
+    "an index without dims": lambda x, y: torch.index_select(x, 1, torch.tensor(2)),
+    "an empty part": lambda x, y: torch.slice_scatter(x, x[:0], 0, 2, 0) * y[0],
     "a scalar and a slope": lambda x, y: nn.functional.prelu(-x.amax(), torch.full((1,), 0.25)),
 }
 
@@ -189,6 +191,24 @@ def test_an_elementwise_operator_with_two_results_stays_on_the_cpu() -> None:
     """ExecuTorch has no kernel for it."""
     program = ethorch.compile(Function(lambda x: torch.frexp(x)[0] * 2), torch.randn(3, 4), "ethos-u55-128")
     assert "aten.frexp" in str(program.explain(cpu_only=True))
+
+
+def test_factors_that_the_model_computes_stay_on_the_cpu() -> None:
+    """torchao does not support them as keyword arguments."""
+    x, factor = torch.randn(3, 4), torch.tensor(2.5)
+    program = ethorch.compile(Function(lambda x, y: torch.add(x, x, alpha=y)), (x, factor), "ethos-u55-128")
+    torch.testing.assert_close(program(x, factor), 3.5 * x)
+
+
+def test_one_number_between_boundaries() -> None:
+    x, number = torch.arange(8.0), torch.tensor(3.4)
+    program = ethorch.compile(Function(torch.searchsorted), (x, number), "ethos-u55-128")
+    assert torch.equal(program(x, number), torch.tensor(4))
+
+
+def test_defaults_of_operators_in_place_are_kept() -> None:
+    with pytest.raises(EthorchError, match=r"bernoulli\.p has no out variant"):
+        ethorch.compile(Function(lambda x: torch.empty_like(x).bernoulli_() * x), torch.rand(4, 4), "ethos-u55-128")
 
 
 JOINS: dict[str, Callable[..., Any]] = {

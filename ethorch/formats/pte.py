@@ -215,9 +215,9 @@ class _Reader(Buffer):
         for call in method.calls:
             for arg in call.args:
                 for index in (arg, *(item for item in values[arg].items if values[arg].kind.startswith("tensor"))):
-                    value = values[index] if index >= 0 else Value("none")
-                    if value.kind == "tensor" and not (value.planned or value.constant or index in assigned):
-                        raise self.error(f"{what} value {index}", f"({value}) is used, but has no memory")
+                    used = values[index] if index >= 0 else Value("none")
+                    if used.kind == "tensor" and all(used.shape) and not (used.planned or used.constant or index in assigned):
+                        raise self.error(f"{what} value {index}", f"({used}) is used, but has no memory")
         return method
 
     def _index(self, index: int, count: int, what: str, kind: str) -> int:

@@ -35,7 +35,7 @@ from ethorch.lower.fx.node import (
 from ethorch.lower.ops.arithmetic import absolute, neg
 from ethorch.lower.ops.spec import OpSpec, find
 from ethorch.lower.ops.weights import weight_array
-from ethorch.lower.reasons import no_tensor
+from ethorch.lower.reasons import NOT_OUTPUT_QUANTIZED, no_tensor
 from ethorch.models.open_sizes import has_open_size
 from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
@@ -257,8 +257,10 @@ class Frame(ABC):
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
-        if isinstance(x, (OnCpu, np.ndarray)) or q is None or q.per_channel:
+        if isinstance(x, (OnCpu, np.ndarray)):
             return self.boundary(node)
+        if q is None or q.per_channel:
+            raise Unsupported(NOT_OUTPUT_QUANTIZED)
         if isinstance(x, PointwiseChain) and not self.b.integers:
             x = self.as_floats(x)
         if isinstance(x, PointwiseChain):

@@ -289,7 +289,7 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def check_channels(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Check that only the output channels of weights and biases have separate scales."""
+        """Check that only output channels have separate scales."""
         if spec is permute:
             return
         layer = spec.rule(node).layer

@@ -138,6 +138,8 @@ class Scan:
         spec, config = self.spec(node), self.config_of(node)
         if config is None or ANNOTATION in node.meta or is_in_place(node):
             return
+        if any(isinstance(arg, Node) for arg in node.kwargs.values()):  # alpha=x.item(), which torchao does not support
+            return
         if spec is None:
             if op_name(node.target) == TOPK and config.is_static:
                 self.annotate_topk(node, config)

@@ -109,11 +109,14 @@ def boundary_codes(quantized: GraphModule) -> dict[str, Codes]:
     codes: dict[str, Codes] = {}
     for number, node in enumerate([n for n in quantized.graph.nodes if n.op == "placeholder"]):
         for reader in node.users:
-            if op_name(reader.target) in QUANTIZE:
+            if op_name(reader.target) in QUANTIZE and not isinstance(reader.args[1], Node):
                 codes[f"input{number}"] = _codes(reader)
     output = next(n for n in quantized.graph.nodes if n.op == "output")
     for number, node in enumerate(pytree.tree_leaves(output.args)):
-        if isinstance(node, Node) and op_name((node := _before_cast(node)).target) in DEQUANTIZE:
+        if not isinstance(node, Node):
+            continue
+        node = _before_cast(node)
+        if op_name(node.target) in DEQUANTIZE and not isinstance(node.args[1], Node):
             codes[f"output{number}"] = _codes(node)
     return codes
 

@@ -31,7 +31,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 
 def convert(prepared: GraphModule) -> GraphModule:
-    """Run ``convert_pt2e``, then release the models that torch and torchao cache."""
+    """Run ``convert_pt2e``, then release models cached by torchao."""
     converted: GraphModule = convert_pt2e(prepared)
     for determine_device in (torchao.utils._assert_and_get_unique_device, assert_and_get_unique_device):
         determine_device.cache_clear()

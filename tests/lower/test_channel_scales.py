@@ -60,6 +60,33 @@ def test_scales_of_other_axes_stay_on_the_cpu(name: str) -> None:
         assert bool(program.delegates) == (axis % len(shape) == channels)
 
 
+class Channels(nn.Module):
+    """An activation with one scale for each channel, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scales", torch.tensor([0.25, 0.5, 0.75, 1.0], dtype=torch.float64))
+        self.register_buffer("zeros", torch.zeros(4, dtype=torch.int64))
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.quantize(x)
+        return self.layer(y), self.quantize(torch.relu(y)[:, :, :2])
+
+    def quantize(self, x: Tensor) -> Tensor:
+        parameters = self.scales, self.zeros, 1, -128, 127, torch.int8
+        return _DECOMPOSED.dequantize_per_channel(_DECOMPOSED.quantize_per_channel(x, *parameters), *parameters)
+
+
+def test_the_cpu_quantizes_activations_per_channel() -> None:
+    torch.manual_seed(0)
+    model, x = Channels().eval(), 20 * torch.randn(1, 4, 3)
+    program = ethorch.compile(torch.export.export(model, (x,)).module(), x, "ethos-u55-128")
+    for expected, actual in zip(model(x), program(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert ethorch.sqnr_db(model(x)[1], ethorch.quantize(model, x, "ethos-u55-128")(x)[1]) > 30
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_module_that_dequantizes_its_weight_is_quantized(name: str) -> None:
     operator, shape, _ = OPERATORS[name]

@@ -276,6 +276,9 @@ class _Functionalizer:
         if functional is None:
             self.refuse(node, f"aten.{name} has no functional form")
         keeps = _keeps_type(node, name)
+        defaults = {each.name: each.default_value for each in node.target._schema.arguments if each.has_default_value()}  # type: ignore[union-attr]
+        required = [each for each in functional._schema.arguments[len(node.args) :] if not each.has_default_value()]
+        node.args = (*node.args, *(defaults[each.name] for each in required if each.name in defaults))  # bernoulli_() has a default
         node.target = functional
         if not keeps:
             node.meta["val"] = _run(node.target, node.args, node.kwargs)
