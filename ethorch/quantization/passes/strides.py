@@ -5,12 +5,13 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder
 from ethorch.lower.fx.node import storage_order
+from ethorch.lower.ops.slicing import as_strided
+from ethorch.lower.ops.spec import find
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.decompose import replace
 from ethorch.support.errors import QuantizationError
 
 aten = torch.ops.aten
-_STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
 
 
 def resolve_strides(graph_module: GraphModule, context: PassContext) -> None:
@@ -19,7 +20,7 @@ def resolve_strides(graph_module: GraphModule, context: PassContext) -> None:
     Raises:
         QuantizationError: The tensor has gaps, or lacks selected elements.
     """
-    found = [(node, *_trace(node)) for node in graph_module.graph.nodes if node.target in _STRIDED]
+    found = [(node, *_trace(node)) for node in graph_module.graph.nodes if find(node.target) is as_strided]
     for node, base, first in found:
         size, stride = node.args[1], node.args[2]
         owner = base.meta["val"]
@@ -52,7 +53,7 @@ def _trace(node: Node) -> tuple[Node, int]:
 
 
 def _is_view(node: Node, source: Node) -> bool:
-    if node.target in _STRIDED:  # in a program from a file, each tensor has its own memory
+    if find(node.target) is as_strided:  # in a program from a file, each tensor has its own memory
         return True
     pair = [each.meta.get("val") for each in (node, source)]
     if not all(isinstance(tensor, torch.Tensor) for tensor in pair):
